@@ -224,6 +224,7 @@ CAUGHT = {
     "layers/sites.py": "over fake tensors: the structure decides, with a warning",
     "measure/checks/quality.py": "a user's evaluate: a TaskError that names it",
     "measure/cuts/judge.py": "a user's model that is cut: that candidate ends, with the reason",
+    "measure/cuts/scan.py": "a user's model that is cut: its loss is infinite",
     "measure/timing/loading.py": "a user's dataset that cannot be read in a worker is loaded without: a note",
     "pruning/child.py": "a user's model: a PlanError that names it",
     "pruning/check.py": "a user's model, cut: what it fails in is left whole, with the reason",

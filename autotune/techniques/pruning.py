@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import base64
+import gzip
+import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,8 +22,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from ..pruning import How, Record
+
 _RATIOS = (0.25, 0.5)
 """That are worth trying: less than a fifth saved 1 to 7 % of the time."""
+_STATISTICS = ("running_mean", "running_var")
+"""Ends of the names of what a record has and is no parameter."""
 _MAX_BYTES = 2**26
 """Of a record's file."""
 
@@ -44,6 +52,8 @@ class Pruning(Lossy):
     """``none`` keeps all; ``structured`` cuts whole channels, hidden units and heads."""
     ratio: float = Field(default=0.25, gt=0, lt=1)
     """Share of the channels, hidden units and heads that go; parameters fall by more, since each has two sides."""
+    ratios: tuple[tuple[str, float], ...] | None = None
+    """In its place: for groups of layers, by the path of the first, a share each, as a search has found them."""
     criterion: Literal["l1", "l2", "lamp", "random"] = "l2"
     """What is called important: norms of weights, those by layer-adaptive scores, or chance to compare with."""
     scope: Literal["layer", "global", "isomorphic"] = "layer"
@@ -65,13 +75,39 @@ class Pruning(Lossy):
             raise ValueError("kept: is of a record, whose hash is absent. Leave both out to cut anew.")
         return self
 
+    @model_validator(mode="after")
+    def _check_ratios(self) -> Self:
+        if wrong := next((f"{path}: {share:g}" for path, share in self.ratios or () if not 0 <= share < 1), None):
+            raise ValueError(f"ratios: a share of at least 0 and below 1 was expected, but got {wrong}.")
+        if self.ratios is not None and self.scope != "layer":
+            raise ValueError(
+                f"scope {self.scope} ranks layers against each other, and ratios say how much of each goes."
+            )
+        return self
+
     def describe(self, facts: Facts | None = None) -> str:
         """How much goes, and how that is chosen."""
         if self.kind == "none":
             return "no pruning"
-        chosen = self.model_dump(exclude_defaults=True, exclude={"kind", "ratio", "record", "kept"})
+        chosen = self.model_dump(exclude_defaults=True, exclude={"kind", "ratio", "ratios", "record", "kept"})
         rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in chosen.items())
-        return f"prune {self.ratio:.0%} of widths" + (f" ({rest})" if rest else "")
+        shares = [share for _, share in self.ratios or ()] or [self.ratio]
+        widths = " to ".join(f"{share:.0%}" for share in sorted({min(shares), max(shares)}))
+        gone = self._parameters_gone() / facts.num_parameters if facts is not None and self.kept is not None else 0.0
+        of_all = f", {gone:.0%} of parameters" if gone else ""
+        return f"prune {widths} of widths{of_all}" + (f" ({rest})" if rest else "")
+
+    def _parameters_gone(self) -> int:
+        """Numbers that the record leaves out, without torch."""
+        assert self.kept is not None
+        record = json.loads(gzip.decompress(base64.b64decode(self.kept)))
+        sizes = [len(one) for one in record["sets"]]
+        gone = 0
+        for row in (row for name, row in record["tensors"].items() if not name.endswith(_STATISTICS)):
+            pairs = zip(row["shape"], row["sets"], strict=True)
+            left = math.prod(size if number is None else sizes[number] for size, number in pairs)
+            gone += math.prod(row["shape"]) - left
+        return gone
 
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
@@ -95,7 +131,9 @@ class Pruning(Lossy):
 
     def removed(self, facts: Facts) -> float:
         """Of each width."""
-        return self.ratio if self.kind != "none" else 0.0
+        if self.kind == "none":
+            return 0.0
+        return fmean(share for _, share in self.ratios) if self.ratios else self.ratio
 
     @property
     def runs_model(self) -> bool:
@@ -138,6 +176,18 @@ class Pruning(Lossy):
         assert self.record is not None
         return f"pruning-{self.record.removeprefix('sha256:')[:16]}.json.gz"
 
+    @property
+    def how(self) -> How:
+        """What is asked of a cut."""
+        from ..pruning import How
+
+        asked = (self.ratio, self.criterion, self.scope, self.round_to, self.heads, self.untouchable)
+        return How(*asked, ratios=None if self.ratios is None else dict(self.ratios))
+
+    def recorded(self, record: Record) -> Self:
+        """With the record of a cut."""
+        return self.model_copy(update={"record": record.hash, "kept": record.packed()})
+
     def as_applied(self, model: nn.Module) -> Self:
         """With the record of the cut that was made."""
         from ..pruning import Record, pruned_by
@@ -166,7 +216,7 @@ class Pruning(Lossy):
         """
         if self.kind == "none":
             return model
-        from ..pruning import How, Record, cut, rebuild
+        from ..pruning import Record, cut, rebuild
 
         if self.record is not None and self.kept is None:
             raise PlanError(
@@ -176,8 +226,7 @@ class Pruning(Lossy):
         if self.record is not None and self.kept is not None:
             record = Record.unpacked(self.kept, self.record)
         else:
-            how = How(self.ratio, self.criterion, self.scope, self.round_to, self.heads, self.untouchable)
-            record = cut(model, run, how)
+            record = cut(model, run, self.how)
         rebuild(model, record)
         return model
 

@@ -12,8 +12,10 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from autotune.errors import TaskError
-from autotune.measure.cuts.choose import Layer, Standing, going_on, ratios_for, rise_at, seconds_of
+from autotune.measure.cuts.choose import Layer, Standing, between, going_on, ratios_for, rise_at, seconds_of
 from autotune.measure.cuts.judge import judge
+from autotune.measure.cuts.kept import Kept
+from autotune.measure.cuts.table import lines_of
 from autotune.measure.cuts.types import JudgeOptions
 from autotune.measure.measurement import QualityOptions
 from autotune.plan import Plan
@@ -79,8 +81,8 @@ def options(*candidates: Settings, **changes: object) -> JudgeOptions:
 
 def test_what_is_worth_most_goes_on_with_the_safest():
     """Six after an eighth. The 10x has lost 3 allowed drops: ln 10 / 3 = 0.77; 3.8x 0.5 of one: 1.33; 1.9x 0.2: 0.64;
-    1.25x nothing: 0.22; 2x as 3.8x is, and loses more: beaten; 30x 20 of them: too far to be kept. Three go on."""
-    rows = [(0, 10, 3.0), (1, 3.8, 0.5), (2, 1.9, 0.2), (3, 1.25, 0.0), (4, 2.0, 0.6), (5, 30, 20.0)]
+    1.25x nothing: 0.22; 2x is slower than 3.8x, and loses 1.5: beaten; 30x 20: too far to be kept. Three go on."""
+    rows = [(0, 10, 3.0), (1, 3.8, 0.5), (2, 1.9, 0.2), (3, 1.25, 0.0), (4, 2.0, 1.5), (5, 30, 20.0)]
     standings = [Standing(number, 1 / speed, lost) for number, speed, lost in rows]
     assert standings[0].worth == pytest.approx(math.log(10) / 3)
     assert going_on(standings, rung=0, most=2) == [0, 1, 3]
@@ -88,8 +90,20 @@ def test_what_is_worth_most_goes_on_with_the_safest():
 
 def test_no_fewer_go_on_than_may_come_to_the_end():
     standings = [Standing(number, 1 / (2 + number), number / 10) for number in range(4)]
-    assert going_on(standings, rung=0, most=3) == [0, 2, 3]
+    assert going_on(standings, rung=0, most=3) == [0, 2, 3]  # the fastest three, and the safest in place of the last
     assert going_on(standings, rung=0, most=4) == [0, 1, 2, 3]
+
+
+def test_what_lies_between_what_is_kept_and_what_is_not_is_worth_a_trial_after_all():
+    """2x is kept and 6x is not. Of 8x, 4x, 3x and 1.5x that ended before, 4x and 3x lie between: 4x had lost 3 allowed
+    drops, ln 4 / 3 = 0.46, and 3x one and a half: 0.73. Where 2x is not kept either, 1.5x alone does."""
+    two, six = Standing(0, 1 / 2, 0.5), Standing(1, 1 / 6, 1.1)
+    left = [
+        Standing(number, 1 / speed, lost) for number, speed, lost in [(2, 8, 1), (3, 4, 3), (4, 3, 1.5), (5, 1.5, 1)]
+    ]
+    assert between([two], [six], left) == 4
+    assert between([], [two, six], left) == 5
+    assert between([two], [six], left[:1]) is None
 
 
 def test_at_each_rung_less_may_be_lost():
@@ -224,3 +238,38 @@ def test_a_rise_between_ratios_is_on_a_straight_line_and_beyond_them_twice_as_st
     rises = [(0.25, 0.1), (0.5, 0.1), (0.75, 0.6)]
     assert [rise_at(ratio, rises) for ratio in (0.0, 0.125, 0.375, 0.75)] == pytest.approx([0.0, 0.05, 0.1, 0.6])
     assert rise_at(0.9, rises) == pytest.approx(0.6 + 2 * 2.0 * 0.15)
+
+
+class Half(nn.Module):
+    """Of its second hidden layer three quarters do nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 40), nn.Linear(40, 40), nn.Linear(40, 4)
+        with torch.no_grad():
+            for tensor in (self.second.weight[:30], self.second.bias[:30], self.last.weight[:, :30]):
+                tensor.zero_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(x).relu()).relu())
+
+
+@pytest.mark.medium
+def test_the_layer_whose_channels_are_dead_is_cut_and_the_other_is_not(tmp_path):
+    """The loss does not change without dead channels, and it does without others. What was found of groups is kept, and
+    lines tell of it."""
+    asked = options(pruned(0.5), targets=(0.97,), keep=str(tmp_path / "cuts.json"))
+    found = judge(task(build_model=Half), Plan(settings=REFERENCE), asked)
+    first, second = found.groups
+    assert (first.first, second.first) == ("first", "second")
+    assert min(first.rises) > max(second.rises) == pytest.approx(0.0, abs=1e-6)
+    uniform, own = found.cuts
+    ratios = dict(own.settings.pruning.ratios)
+    assert (ratios["first"], ratios["second"] > 0) == (0.0, True)
+    assert own.settings.pruning.record is not None
+    assert uniform.settings.pruning.record not in (None, own.settings.pruning.record)
+    assert len(own.qualities) == 2
+    text = "\n".join(lines_of(found))
+    assert "second  40" in text
+    assert "prune 0% to" in text
+    assert Kept(asked).found == found

@@ -59,6 +59,19 @@ def test_parameters_are_those_of_three_quarters_of_each_width():
     assert num_parameters(autotune.apply(plan_of(), ZOO["cnn"]).model) == 168 + 12 + 330 + 12 + 21
 
 
+def test_groups_of_layers_may_have_ratios_of_their_own(tmp_path):
+    """A half of the first layer's channels goes and none of the second's: the plan says so, and how much that is."""
+    pruning = Pruning(kind="structured", ratio=0.9, ratios=(("0", 0.5), ("3", 0.0)))
+    training, model = autotune.apply(plan_of(pruning), ZOO["cnn"]), ZOO["cnn"].build_model()
+    assert [training.model[at].out_channels for at in (0, 3)] == [4, 8]
+    found = training.settings.pruning
+    plan_of(found).save(tmp_path / "plan.yaml")
+    assert autotune.load_plan(tmp_path / "plan.yaml").settings.pruning == found
+    gone = 1 - num_parameters(training.model) / num_parameters(model)
+    known = facts(num_parameters=num_parameters(model))
+    assert found.describe(known) == f"prune 0% to 50% of widths, {gone:.0%} of parameters"
+
+
 def test_a_plan_keeps_its_record_beside_itself(tmp_path):
     """The file has the hash alone; what is loaded makes the same model without Torch-Pruning."""
     training = autotune.apply(plan_of(), ZOO["resnet"])
@@ -143,6 +156,11 @@ def test_a_pruned_model_is_not_pruned_again():
         ({"kind": "structured", "ratio": 0}, "greater than 0"),
         ({"kind": "structured", "ratio": 1.0}, "less than 1"),
         ({"kind": "none", "ratio": 0.5}, "kind: none does nothing, but got ratio"),
+        (
+            {"kind": "structured", "ratios": [["0", 1.0]]},
+            "a share of at least 0 and below 1 was expected, but got 0: 1",
+        ),
+        ({"kind": "structured", "ratios": [["0", 0.5]], "scope": "global"}, "ranks layers against each other"),
         ({"kind": "structured", "record": "abc"}, "record"),
         ({"kind": "structured", "kept": "abc"}, "whose hash is absent"),
         ({"kind": "unstructured"}, "kind"),

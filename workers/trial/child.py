@@ -225,6 +225,7 @@ def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profil
 
 def _judge(request: JudgeRequest, task: Task, folder: TrialFolder) -> CutsJudged:
     from ...measure.cuts.judge import judge
+    from ...measure.cuts.table import lines_of
 
     _note_compiling(folder)
     plan = request.plan.model_copy(update={"budget": request.plan.budget.model_copy(update={"limit": None})})
@@ -233,7 +234,9 @@ def _judge(request: JudgeRequest, task: Task, folder: TrialFolder) -> CutsJudged
         with contextlib.suppress(FolderLost):  # it is told with the answer
             folder.write_phase(doing)
 
-    return CutsJudged(found=judge(task, plan, request.options, note))
+    found = judge(task, plan, request.options, note)
+    print(*lines_of(found), sep="\n")
+    return CutsJudged(found=found)
 
 
 def _predict(options: PredictOptions | EstimateOptions, task: Task) -> Predicted | Estimated:

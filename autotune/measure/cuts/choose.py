@@ -35,7 +35,7 @@ class Standing:
 def going_on(standings: Sequence[Standing], rung: int, most: int) -> list[int]:
     """Numbers of those that go on: the better half, but no fewer than ``most``, and the safest of all is among them.
 
-    What has lost too much to be kept ends, and what another beats in both time and quality.
+    What has lost too much to be kept ends, and what another beats.
 
     Args:
         standings: of all that came so far.
@@ -54,10 +54,25 @@ def going_on(standings: Sequence[Standing], rung: int, most: int) -> list[int]:
 
 
 def _beats(one: Standing, other: Standing) -> bool:
-    """Whether one is as fast and loses less; of two that are alike, the first does."""
-    if one.number == other.number or one.step > other.step * _AS_FAST:
-        return False
-    return one.lost < other.lost or (one.lost == other.lost and (one.step, one.number) < (other.step, other.number))
+    """Whether one is as fast, and loses less by as much as is allowed: what is less hangs on chance."""
+    return one.step <= other.step * _AS_FAST and one.lost + 1.0 <= other.lost
+
+
+def between(kept: Sequence[Standing], failed: Sequence[Standing], left: Sequence[Standing]) -> int | None:
+    """Which of those that were left out is worth a trial after all: it may be kept, and is faster than all that are.
+
+    Args:
+        kept: came to the end, and lost no more than is allowed.
+        failed: came to the end, and lost more.
+        left: ended before; ``lost`` is of where they ended.
+
+    Returns:
+        The number of the one that is worth most; None where none lies between.
+    """
+    fastest = min((one.step for one in kept), default=1.0)
+    slowest = max((one.step for one in failed if one.step < fastest), default=0.0)
+    found = [one for one in left if slowest * _AS_FAST < one.step and one.step * _AS_FAST < fastest]
+    return max(found, key=lambda one: one.worth).number if found else None
 
 
 @dataclass(frozen=True)

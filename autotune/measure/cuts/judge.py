@@ -7,31 +7,37 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from ...errors import Caught
+from ...errors import Caught, PlanError
 from ...plan import Plan
 from ...randomness import Randomness
 from ...task import Task
 from ...techniques import Settings
+from ...techniques.pruning import Pruning
 from ...training.apply_plan import apply, build_model
 from ..checks.distill import build_teacher, distilled
 from ..checks.quality import Recovery
 from ..checks.scores import Judged
 from ..measurement import Quality
-from .choose import Standing, going_on
+from .choose import Standing, between, going_on, ratios_for
 from .kept import Kept
-from .types import RUNGS, Cuts, JudgedCut, JudgeOptions
+from .scan import NEVER, RATIOS, Scan
+from .types import RUNGS, Cuts, GroupRow, JudgedCut, JudgeOptions
 
 _REFERENCE = -1
 """Its number among the candidates."""
 _NUM_TIMED = 6
 """Steps of each by which step times are compared: the first warms up."""
+_TOO_MUCH = 2.0
+"""Allowed drops lost in the end, by which a cut is judged from no more seeds."""
+_MOST_REVIVED = 3
+"""Cuts that ended before and are judged after all, where what came to the end leaves room between."""
 _EARLY = RUNGS.index(1 / 4)
 
 
@@ -94,6 +100,13 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def _begun(settings: Settings, pruning: Pruning | PlanError) -> JudgedCut:
+    """A candidate with the record of its cut, or why there is none."""
+    if isinstance(pruning, PlanError):
+        return JudgedCut(settings=settings, ended=str(pruning))
+    return JudgedCut(settings=settings.having(pruning))
+
+
 class _OutOfTime(Exception):
     """Nothing more is begun."""
 
@@ -112,15 +125,55 @@ class _Judge:
         self._teacher: nn.Module | None = build_teacher(task) if options.recovery.distill else None
 
     def run(self) -> Cuts:
+        if self._options.targets and not self._found.is_scanned:
+            with Caught() as raised:
+                self._scan()
+            if raised.error is not None:  # candidates that cannot be had will say so themselves
+                self._say(f"all groups of channels are cut alike: they cannot be told apart: {raised.error}")
         numbers = [n for n in range(len(self._found.cuts)) if self._cut(n).ended is None]
         try:
             if self._options.allowed is not None:
                 numbers = self._halved(self._able(numbers, self._runner))
             self._able([_REFERENCE, *numbers], self._come_to_the_end)
+            for _ in range(_MOST_REVIVED if self._options.allowed is not None else 0):
+                if (number := self._between()) is None:
+                    break
+                self._keep(number, ended=None)
+                self._able([number], self._come_to_the_end)
         except _OutOfTime:
-            note = "the time for judging cuts was up before all of them were judged"
-            self._found = self._found.model_copy(update={"notes": (*self._found.notes, note)})
+            self._say("the time for judging cuts was up before all of them were judged")
         return self._found
+
+    def _scan(self) -> None:
+        """Find cuts whose ratios differ by group, alone and with the first low rank of the candidates: they take the
+        place of pairs in which all groups are cut alike."""
+        self._note("finding groups of channels")
+        reference, candidates = self._plan.settings, self._options.candidates
+        scan = Scan(self._task, self._plan, self._options.seeds[0])
+        self._note(f"cutting each of {len(scan.groups)} groups alone")
+        rows, layers = scan.rows(self._found.groups, self._keep_row)
+        rises = {row.first: [*zip(RATIOS, row.rises, strict=True)] for row in rows if row.rises[0] < NEVER}
+        able = [replace(one, groups=tuple(name for name in one.groups if name in rises)) for one in layers]
+        ratios = ratios_for(self._options.targets, able, rises)
+        found = [Pruning(kind="structured", ratios=tuple(one.items())) for one in ratios]
+        ranks = [one.low_rank for one in candidates if one.low_rank != reference.low_rank][:1]
+        every = [one for one in candidates if reference.pruning == one.pruning or reference.low_rank == one.low_rank]
+        every += [reference.having(one, *beside) for one in found for beside in ([], ranks)[: 1 + len(ranks)]]
+        asked = list(dict.fromkeys(one.pruning for one in every if one.pruning.runs_model))
+        recorded = dict(zip(asked, scan.recorded(asked), strict=True))
+        cuts = [_begun(one, recorded.get(one.pruning, one.pruning)) for one in every]
+        first: dict[Any, JudgedCut] = {}
+        for number, cut in enumerate(cuts):
+            first.setdefault((cut.settings.pruning.record or number, cut.settings.low_rank), cut)
+        self._found = self._found.model_copy(update={"cuts": tuple(first.values()), "is_scanned": True})
+        self._kept.write(self._found)
+
+    def _keep_row(self, row: GroupRow) -> None:
+        self._found = self._found.model_copy(update={"groups": (*self._found.groups, row)})
+        self._kept.write(self._found)
+
+    def _say(self, note: str) -> None:
+        self._found = self._found.model_copy(update={"notes": (*self._found.notes, note)})
 
     def _halved(self, numbers: list[int]) -> list[int]:
         """Those that come to the end."""
@@ -144,11 +197,32 @@ class _Judge:
                 self._end(number, str(raised.error) or type(raised.error).__name__)
         return [n for n in numbers if n != _REFERENCE and self._cut(n).ended is None]
 
+    def _between(self) -> int | None:
+        """One that was left out and is worth a trial after all."""
+        rows: dict[str, list[Standing]] = {"kept": [], "failed": [], "left": []}
+        for number, cut in enumerate(self._found.cuts):
+            if cut.qualities and cut.step is not None:
+                lost = self._lost_in_the_end(number)
+                rows["kept" if lost <= 1.0 else "failed"].append(Standing(number, cut.step, lost))
+            elif cut.rungs and cut.step is not None:
+                rows["left"].append(Standing(number, cut.step, self._lost(number, len(cut.rungs) - 1)))
+        return between(**rows)
+
+    def _lost_in_the_end(self, number: int) -> float:
+        """Drop in quality over the allowed one, from all seeds so far."""
+        pairs = [*zip(self._cut(number).qualities, self._found.reference.qualities, strict=False)]
+        return fmean(other.value - one.value for one, other in pairs) / self._allowed(
+            fmean(other.value for _, other in pairs)
+        )
+
+    def _allowed(self, reference: float) -> float:
+        allowed = (self._options.allowed or 0.0) * (abs(reference) if self._options.is_share else 1.0)
+        return max(allowed, 1e-12)
+
     def _lost(self, number: int, rung: int) -> float:
         """Drop in quality over the allowed one."""
-        reference, allowed = self._found.reference.rungs[rung], self._options.allowed or 0.0
-        allowed *= abs(reference) if self._options.is_share else 1.0
-        return (reference - self._cut(number).rungs[rung]) / max(allowed, 1e-12)
+        reference = self._found.reference.rungs[rung]
+        return (reference - self._cut(number).rungs[rung]) / self._allowed(reference)
 
     def _runner(self, number: int) -> _Runner:
         """From the first seed; anew where another process had begun it."""
@@ -171,7 +245,9 @@ class _Judge:
 
     def _recorded(self, settings: Settings) -> Settings:
         """With the record of a cut that another candidate has made."""
-        for asked, found in zip(self._options.candidates, self._found.cuts, strict=True):
+        if self._found.is_scanned:
+            return settings  # they have theirs
+        for asked, found in zip(self._options.candidates, self._found.cuts, strict=False):
             for one in asked.techniques():
                 if one.reads_values and one == getattr(settings, one.name):
                     settings = settings.having(getattr(found.settings, one.name))
@@ -206,6 +282,10 @@ class _Judge:
             quality = Quality(**found._asdict(), early=early, seconds=time.monotonic() - began_s)
             self._keep(number, settings=runner.settings, qualities=(*self._cut(number).qualities, quality))
             self._running.pop(number, None)
+            is_judged = self._options.allowed is not None and number != _REFERENCE
+            if is_judged and (lost := self._lost_in_the_end(number)) > _TOO_MUCH:
+                self._end(number, f"{lost:.2g} of the allowed drop lost in the end")
+                return
 
     def _end(self, number: int, why: str) -> None:
         self._running.pop(number, None)

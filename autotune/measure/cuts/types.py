@@ -29,6 +29,9 @@ class JudgeOptions(_Frozen):
     the worse by it end before the others. None takes all of them to the end."""
     is_share: bool = False
     """Whether ``allowed`` is a share of the reference's quality."""
+    targets: tuple[PositiveFloat, ...] = ()
+    """Shares of a step's time, descending, for each of which a cut is found too whose ratios differ by group; empty
+    finds none."""
     most: PositiveInt = 3
     """Of the candidates, how many come to the end."""
     most_s: PositiveFloat | None = None
@@ -52,13 +55,32 @@ class JudgedCut(_Frozen):
     """Why it did not come to the end, in words; None where it did."""
 
 
+class GroupRow(_Frozen):
+    """What is known of a group of channels that are cut by one ratio."""
+
+    first: str
+    """Path of the first layer."""
+    width: int
+    """Its channels; of attention, heads."""
+    rises: tuple[float, ...]
+    """What the loss changes by where a quarter, a half and three quarters of it are cut, without training."""
+    seconds: float
+    """Of a step, what the layers take that become smaller."""
+    num_bytes: int
+    """What these layers keep for backward, and their parameters with gradients and optimizer states."""
+
+
 class Cuts(_Frozen):
     """What the process found."""
 
     reference: JudgedCut
     """The job as it stands, with the same further training."""
     cuts: tuple[JudgedCut, ...] = ()
-    """Of the candidates, in their order."""
+    """Of the candidates, in their order; then of those that were found."""
+    groups: tuple[GroupRow, ...] = ()
+    """Of the model, as far as they were looked at."""
+    is_scanned: bool = False
+    """Whether ``cuts`` has those that were found."""
     num_halved: int = 0
     """Rungs after which it is settled who goes on."""
     notes: tuple[str, ...] = ()

@@ -31,6 +31,8 @@ _JUDGED = (Pruning, LowRank)
 """Whose choices the process finds, where a space says ``auto``."""
 _RATIOS = (0.25, 0.5, 0.75, 0.9)
 """Of all widths: a wide model may lose nine tenths."""
+_TARGETS = (0.75, 0.6, 0.45, 0.36, 0.29, 0.23, 0.18, 0.14, 0.1)
+"""Shares of a step's time for which cuts are found whose ratios differ by group."""
 _NUM_SEEDS = 3
 _MOST = 3
 """Cuts that are worth trials."""
@@ -149,6 +151,7 @@ def _request(session: Session, candidates: tuple[Settings, ...], drop: Drop, kee
         recovery=session.quality_options(is_reference=True),
         seeds=tuple(session.options.seed + number for number in range(_NUM_SEEDS)),
         candidates=candidates,
+        targets=_TARGETS if any(one.pruning.runs_model for one in candidates) else (),
         allowed=max(drop.value, 1e-12),
         is_share=drop.is_share,
         most=_MOST,
