@@ -21,6 +21,7 @@ from .events import SecondsKnown, TrialEnded, Warned
 from .options import SearchOptions
 from .requests import PARITY_LIMITS, Requests, exactness, reference_settings
 from .sampler.candidates import Candidates, Proposal
+from .sampler.configuration_space import Foreseen
 from .seconds import Seconds
 from .store.study import SPENT, Study
 from .store.tried import Tried
@@ -60,6 +61,8 @@ class Session:
     facts: Facts
     known: Known | None = None
     """What other searches have measured of the task."""
+    foreseen: Foreseen = field(default_factory=Foreseen)
+    """What is predicted of configurations."""
     _task: str = field(default="", init=False)
     _folder: str = field(default="", init=False)
     _judged: Mapping[Settings, Pairs] = field(default_factory=dict, init=False)
@@ -146,10 +149,12 @@ class Session:
         seed = request.seed + (finalist_round or 0) * judged
         return request.model_copy(update={"fresh": bool(finalist_round), "seed": seed})
 
-    def to_beat(self) -> float | None:
+    def to_beat(self, settings: Settings) -> float | None:
         """Samples per second of the fastest so far, as it would run now; None while nothing can be used, or there are
-        no losses to compare with."""
-        best = next(iter(self.feasible), None)
+        no losses to compare with. What computes what the job does is held against its like alone: the quality of
+        others is proven in the end, or not."""
+        changes = settings.affect("function")
+        best = next((row for row in self.feasible if changes or not row.settings.affect("function")), None)
         if best is None or self._parity() is None or not self.study.paces.of(best.number).is_sure:
             return None
         return math.exp(self.study.log_speed(best) - self.study.paces.shift)

@@ -90,6 +90,10 @@ class TimeBudget:
             return None
         return self._share(left / trials_left - self._overhead_s())
 
+    def may_judge(self) -> bool:
+        """Whether there is time for a trial whose quality is judged, too."""
+        return self.left_s() - self._reserve_s() >= self._overhead_s() + self._judged_s + LEAST_SHARE_S
+
     def least_s(self) -> float:
         """The least ``--max-time`` with room for one more trial, by the durations known so far."""
         spent_s = self.elapsed_s() + self._overhead_s() + LEAST_SHARE_S

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 
 from ..errors import TaskError, TrialsLost, UserError
-from ..techniques import TECHNIQUES, Technique
+from ..techniques import TECHNIQUES
 from ..units import format_percent
 from ..workers import STOPPED, Measured, Outcome, OutOfMemory, TimedOut, ended, result_of
 from .anchors import Anchors
@@ -15,7 +16,7 @@ from .doubt import Doubt
 from .events import INTERRUPTED, BudgetKnown, TrialEnded, TrialStarted
 from .predicted.predictions import foresee
 from .requests import failure
-from .sampler.candidates import Candidates, Proposal
+from .sampler.candidates import Candidates, Part, Proposal
 from .sampler.configuration_space import ConfigurationSpace
 from .sampler.expected_gain import EXHAUSTED
 from .sampler.separable import Separable
@@ -29,26 +30,18 @@ TIME_IS_UP = "the time was used up"
 def explore_whole(
     session: Session, candidates: Candidates, space: ConfigurationSpace, doubt: Doubt, anchors: Anchors
 ) -> str:
-    """Half of the trials at most with the function as it is, so that there is a plan whatever becomes of the quality of
-    others; then with all choices. Returns the reason to stop, in words."""
-    lossy = {name: TECHNIQUES[name]() for name, row in space.choices.items() if "function" in row[0].affects}
-    stays = {name: as_it_is for name, as_it_is in lossy.items() if as_it_is in space.choices[name]}
-    if stays and session.options.sampler == "gain":
-        _choose_sampler(session, candidates, space, stays)
-        stopped = explore(session, candidates, doubt, anchors, most=-(-session.options.trials // 2))
-        if stopped in (INTERRUPTED, TIME_IS_UP):
-            return stopped
-    _choose_sampler(session, candidates, space)
-    return explore(session, candidates, doubt, anchors)
-
-
-def _choose_sampler(
-    session: Session, candidates: Candidates, space: ConfigurationSpace, stays: Mapping[str, Technique] | None = None
-) -> None:
+    """Run trials, of the model as it is and of models that compute something else by turns, until there is a reason to
+    stop; return it, in words."""
     name = session.options.sampler
     separable = Separable(session.study, space, session.facts)
-    fixed = {**separable.base(session.reference_settings), **(stays or {})} if name == "gain" else {}
-    candidates.use(name, foresee(session, space.narrowed(fixed)), fixed, separable.unconfirmed)
+    fixed = separable.base(session.reference_settings) if name == "gain" else {}
+    lossy = {name: TECHNIQUES[name]() for name, row in space.choices.items() if "function" in row[0].affects}
+    has_same = name == "gain" and all(as_it_is in space.choices[row] for row, as_it_is in lossy.items())
+    as_it_is = lossy if has_same else {}
+    parts = [space.narrowed({**fixed, **as_it_is}), *([space.narrowed(fixed)] if as_it_is else [])]
+    session.foreseen = foresee(session, *parts)
+    candidates.use(name, session.foreseen, fixed, separable.unconfirmed, as_it_is)
+    return explore(session, candidates, doubt, anchors)
 
 
 def measure_first(session: Session, candidates: Candidates, propose: Callable[[], Proposal]) -> None:
@@ -62,7 +55,7 @@ def measure_first(session: Session, candidates: Candidates, propose: Callable[[]
     _end(session, candidates, proposal, outcome)
 
 
-def explore(session: Session, candidates: Candidates, doubt: Doubt, anchors: Anchors, most: int | None = None) -> str:
+def explore(session: Session, candidates: Candidates, doubt: Doubt, anchors: Anchors) -> str:
     """Keep every slot busy until there is a reason to stop; return it, in words.
 
     Args:
@@ -70,7 +63,6 @@ def explore(session: Session, candidates: Candidates, doubt: Doubt, anchors: Anc
         candidates: what proposes.
         doubt: of failures.
         anchors: what trials are compared with.
-        most: trials to stop after, those before included; None is what was asked for.
 
     Raises:
         TrialsLost: what runs trials failed; those that ran meanwhile have ended, and are stored.
@@ -81,7 +73,7 @@ def explore(session: Session, candidates: Candidates, doubt: Doubt, anchors: Anc
     failed: TrialsLost | None = None
     while running or reason is None:
         if reason is None:
-            reason = _fill(session, candidates, running, anchors, most)
+            reason = _fill(session, candidates, running, anchors)
         for future in ended(running) if running else ():
             proposal = running.pop(future)
             try:
@@ -120,11 +112,7 @@ def _calmer(one: Outcome, other: Outcome) -> Outcome:
 
 
 def _fill(
-    session: Session,
-    candidates: Candidates,
-    running: dict[Future[Outcome], Proposal],
-    anchors: Anchors,
-    most: int | None,
+    session: Session, candidates: Candidates, running: dict[Future[Outcome], Proposal], anchors: Anchors
 ) -> str | None:
     """Start trials in all free slots. Return why no more are to be started, or None."""
     num_trials = session.options.trials
@@ -133,11 +121,12 @@ def _fill(
         trials_left = num_trials - num_begun
         if session.stop.is_set():
             return INTERRUPTED
-        if num_begun >= (most or num_trials):
+        if num_begun >= num_trials:
             return f"all {num_trials} trials were measured"
         share_s = session.time_budget.trial_share_s(-(-trials_left // session.executor.num_slots))
         if share_s is None:
             return TIME_IS_UP
+        candidates.take(_next_part(session, candidates, running.values()))
         settled = candidates.settled()
         if not running and anchors.look(is_last=settled is not None):
             settled = candidates.settled()
@@ -150,6 +139,32 @@ def _fill(
     return None
 
 
+def _next_part(session: Session, candidates: Candidates, running: Collection[Proposal]) -> Part:
+    """Of which part the next trial is: of that which has had less time.
+
+    Each has half of the trials, those of the model as it is so that there is a plan whatever becomes of the quality of
+    others; what one has no use for is free for all. Load that rises is felt by both. What changes the model goes
+    first: the reference is a plan without it, and time may end with any trial.
+    """
+    if not candidates.has_parts:
+        return "all"
+    num_trials = session.options.trials
+    (same_s, num_same), (changed_s, num_changed) = (_had(session, running, changed) for changed in (False, True))
+    is_due = (changed_s, num_changed) <= (same_s, num_same) and num_changed < num_trials // 2
+    if 1 + num_same >= -(-num_trials // 2) or not candidates.is_open("same"):
+        return "all"
+    return "changed" if is_due and session.time_budget.may_judge() and candidates.is_open("changed") else "same"
+
+
+def _had(session: Session, running: Collection[Proposal], changed: bool) -> tuple[float, int]:
+    """Seconds and number of this search's trials of a part, the reference aside; one that runs counts as an average
+    one."""
+    rows = (row for row in session.study.tried if row.number and not row.known)
+    seconds = [row.outcome.seconds for row in rows if row.settings.affect("function") == changed]
+    number = len(seconds) + sum(one.settings.affect("function") == changed for one in running)
+    return (statistics.fmean(seconds) * number if seconds else 0.0), number
+
+
 def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outcome]:
     session.observe(TrialStarted(proposal.number, proposal.settings, promise=proposal.promise))
     name = f"trial-{proposal.number:03d}"
@@ -158,7 +173,7 @@ def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outco
     judged = judged and not session.judged(proposal.settings)
     request = session.request(name, proposal.settings, share_s, judged=judged)
     if not judged and proposal.number:
-        options = request.options.model_copy(update={"to_beat": session.to_beat()})
+        options = request.options.model_copy(update={"to_beat": session.to_beat(proposal.settings)})
         request = request.model_copy(update={"options": options})
     return session.executor.submit(request)
 

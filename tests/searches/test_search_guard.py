@@ -78,10 +78,13 @@ def test_rounds_of_what_is_judged_have_a_seed_each_and_the_reference_has_the_sam
 
 
 def test_nothing_is_chosen_that_loses_more_than_is_allowed(space):
-    """Both lose ten points: the job as it stands is the plan."""
-    run = run_search(options(**space), known=JUDGED, rows=rows(quarter=80.0, half=80.0))
+    """Both lose ten points or more: the job as it stands is the plan, which says why."""
+    run = run_search(options(**space), known=JUDGED, rows=rows(quarter=80.0, half=70.0))
     assert run.plan.settings == REFERENCE
     assert run.plan.quality is None
+    (said,) = (note for note in run.plan.notes if note.startswith("none of "))
+    assert said.startswith("none of 2 configurations that change the model can be used; of trial ")
+    assert said.endswith("its quality is 80, the reference's 90, and 1 less is allowed")
 
 
 def test_a_drop_that_shows_in_later_seeds_alone_is_found(space):
@@ -92,7 +95,7 @@ def test_a_drop_that_shows_in_later_seeds_alone_is_found(space):
         peak_bytes=(100 * MIB,),
         quality=(Quality(value=90.0), *(Quality(value=88.0 + 0.1 * seed) for seed in range(6))),
     )
-    run = run_search(options(**space), known=JUDGED, rows=[*rows(quarter=90.0, half=90.0)[:2], half])
+    run = run_search(every(**space), known=JUDGED, rows=[*rows(quarter=90.0, half=90.0)[:2], half])
     assert run.plan.settings == pruned(0.25)
     said = [event.message for event in run.seen(Warned)]
     assert any("its quality is 88.1" in message and "1 less is allowed" in message for message in said), said
@@ -106,7 +109,7 @@ def test_the_references_quality_of_a_seed_is_measured_once_and_its_speed_beside_
         peak_bytes=(100 * MIB,),
         quality=(Quality(value=90.0), *(Quality(value=88.0 + 0.1 * seed) for seed in range(6))),
     )
-    run = run_search(options(**space), known=JUDGED, rows=[*rows(quarter=90.0, half=90.0)[:2], half])
+    run = run_search(every(**space), known=JUDGED, rows=[*rows(quarter=90.0, half=90.0)[:2], half])
     fresh = [request for request in run.executor.requests if request.kind == "measure" and request.fresh]
     own = [request for request in fresh if request.plan.settings == REFERENCE]
     judged = [request.seed for request in own if request.options.quality is not None]
@@ -152,7 +155,7 @@ def test_without_a_drop_nothing_lossy_is_tried(space):
 def test_a_candidate_that_hangs_or_raises_as_it_is_judged_is_an_outcome_and_the_others_go_on(space, outcome):
     """The fastest does; the next is the plan."""
     half = Row(settings=pruned(0.5), outcome=outcome)
-    run = run_search(options(**space), known=JUDGED, rows=[*rows(quarter=90.0, half=90.0)[:2], half])
+    run = run_search(every(**space), known=JUDGED, rows=[*rows(quarter=90.0, half=90.0)[:2], half])
     assert run.plan.settings == pruned(0.25)
 
 

@@ -27,29 +27,36 @@ _LEAST_S = 0.1
 """A request with no time left still answers for one combination."""
 
 
-def foresee(session: Session, space: ConfigurationSpace) -> Foreseen:
-    """Ask for predictions, or take those that the study has. Where none can be made, as of a script, which nothing can
-    trace, the sampler learns from trials alone."""
-    foresight, usable = _Foresight(session), session.study.record.usable_bytes
-    foreseen = Foreseen(foresight.predict, foresight.blocks)
-    if session.options.command or session.stop.is_set() or (session.options.sampler != "gain" and not space.is_open):
+def foresee(session: Session, *parts: ConfigurationSpace) -> Foreseen:
+    """Ask for predictions of these, one after the other, or take those that the study has. Where none can be made, as
+    of a script, which nothing can trace, the sampler learns from trials alone."""
+    foresight = _Foresight(session)
+    foreseen, is_gain = Foreseen(foresight.predict, foresight.blocks), session.options.sampler == "gain"
+    is_in_vain = not is_gain and not any(space.is_open for space in parts)  # others ask which blocks to recompute alone
+    if session.options.command or session.stop.is_set() or is_in_vain:
         return foreseen
     if unsure := untried(session.facts.torch_version):
         session.warn(unsure)
-    weighed = space.weighed(session.study.record.seed)
-    named, to_choose = (list(dict.fromkeys(map(foresight.key, row))) for row in weighed)
+    for space in parts:
+        _foresee(session, space, foresight, foreseen)
+    return foreseen
+
+
+def _foresee(session: Session, space: ConfigurationSpace, foresight: _Foresight, foreseen: Foreseen) -> None:
+    record = session.study.record
+    named, to_choose = (list(dict.fromkeys(map(foresight.key, row))) for row in space.weighed(record.seed))
+    foresight.begin()
     if session.options.sampler == "gain":
         foresight.ask([settings for settings in named if not buys_memory(settings)])
-        plain = space.foretold(foreseen)
+        plain, usable = space.foretold(foreseen), record.usable_bytes
         named, to_choose = (
             [settings for settings in row if buys_memory(settings) and not plain.is_needless(settings, usable)]
             for row in (named, to_choose)
         )
-    else:  # Optuna's samplers ask for nothing but which blocks to recompute
+    else:
         named = []
     foresight.ask(named, to_choose)
     foresight.tell_of_choices(to_choose)
-    return foreseen
 
 
 class _Foresight:
@@ -61,11 +68,17 @@ class _Foresight:
         self._blocks: dict[str, tuple[int, ...]] = {}
         """Chosen blocks, by ``settings.canonical()`` of the configuration with all blocks recomputed."""
         self._session = session
+        self._asked: set[tuple[str, bool]] = set()
+        """What need not be asked again, and whether its blocks were to be chosen."""
         self._num_asked = 0
         self._is_left_out = False
         """Whether there was no time to ask."""
-        most_s = _MOST_S if session.options.max_time is None else _PART * session.options.max_time
-        self._ends_s = session.time_budget.elapsed_s() + most_s
+        self._ends_s = 0.0
+
+    def begin(self) -> None:
+        """Another part begins, with time of its own."""
+        most_s = _MOST_S if self._session.options.max_time is None else _PART * self._session.options.max_time
+        self._ends_s = self._session.time_budget.elapsed_s() + most_s
 
     def predict(self, settings: Settings) -> Prediction | None:
         """The prediction for a configuration, with the bytes of an epoch that it caches in the device's memory, of all
@@ -90,7 +103,9 @@ class _Foresight:
         return settings.as_predicted(self._session.facts)
 
     def ask(self, named: Sequence[Settings], to_choose: Sequence[Settings] = ()) -> None:
-        """Ask for predictions, or take those that the study has; ``to_choose`` are those to choose blocks for."""
+        """Ask for predictions, or take those that the study has; ``to_choose`` are those to choose blocks for. What was
+        asked for is not asked for again."""
+        named, to_choose = self._new(named, False), self._new(to_choose, True)
         session, num_asked = self._session, len(named) + len(to_choose)
         if not num_asked or session.stop.is_set() or session.time_budget.elapsed_s() > self._ends_s:
             return
@@ -112,6 +127,11 @@ class _Foresight:
             why = first_line(failure(outcome))
             session.warn(f"memory cannot be predicted, so that trials are spent on learning it: {why}")
         session.observe(PredictionEnded(num_known, num_asked))
+
+    def _new(self, every: Sequence[Settings], is_open: bool) -> list[Settings]:
+        new = [settings for settings in every if (settings.canonical(), is_open) not in self._asked]
+        self._asked |= {(settings.canonical(), is_open) for settings in new}
+        return new
 
     def _tell_of_time(self) -> None:
         self._is_left_out = True

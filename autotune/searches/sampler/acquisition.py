@@ -132,24 +132,28 @@ class Acquisition:
         cost = self._expected_seconds() * (1 + _OVER_COSTS * (1 - harmless))
         return np.asarray(gain * self.chance_usable / cost)
 
-    def chance_left(self, seed: int) -> float:
+    def chance_left(self, seed: int, left: Indices | None = None) -> float:
         """That anything left can be used and is more than :data:`GAIN` faster than the best; or, where nothing that
         was measured can be used, that anything left can be.
 
         By joint draws from all that is believed, of the most promising that are left.
-        """
-        return float((self._draw_gains(seed) > GAIN).any(1).mean())
 
-    def gain_left(self, seed: int) -> float:
+        Args:
+            seed: of the draws.
+            left: what counts as left; None is all that is.
+        """
+        return float((self._draw_gains(seed, left) > GAIN).any(1).mean())
+
+    def gain_left(self, seed: int, left: Indices | None = None) -> float:
         """What the fastest that is left and can be used is expected to gain over the best, as a logarithm; infinite
         where nothing that was measured can be used. By the same draws."""
-        gains = self._draw_gains(seed)
+        gains = self._draw_gains(seed, left)
         return float(gains.max(1, initial=0.0).mean())
 
-    def _draw_gains(self, seed: int) -> Array:
+    def _draw_gains(self, seed: int, left: Indices | None) -> Array:
         """(draws, configurations): how much faster than the best, as a logarithm, the most promising are that are left;
         minus infinity of what cannot be used, and infinity of what can where nothing else can."""
-        asked, generator = self._most_promising(), np.random.default_rng(seed)
+        asked, generator = self._most_promising(self.left if left is None else left), np.random.default_rng(seed)
         usable = np.ones((_NUM_DRAWS, len(asked)), dtype=bool)
         gains = np.full(usable.shape, np.inf)
         if len(asked) == 0:
@@ -183,13 +187,13 @@ class Acquisition:
             chance = chance * ndtr((_FAILS - self.failure.mean) / np.sqrt(self.failure.variance + _TINY))
         return np.asarray(chance)
 
-    def _most_promising(self) -> Indices:
+    def _most_promising(self, left: Indices) -> Indices:
         """Of what is left, the most likely to be usable and faster."""
-        chance = self.chance_usable[self.left]
+        chance = self.chance_usable[left]
         if self.best is not None:
             mean, deviation = self._above_best
-            chance = chance * ndtr((mean - GAIN) / deviation)[self.left]
-        return self.left[np.argsort(-chance, kind="stable")[:_MOST_DRAWN]]
+            chance = chance * ndtr((mean - GAIN) / deviation)[left]
+        return left[np.argsort(-chance, kind="stable")[:_MOST_DRAWN]]
 
     @cached_property
     def _above_best(self) -> tuple[Array, Array]:
@@ -229,12 +233,13 @@ class Acquisition:
         return self._learn(self._priors.failure, known)
 
     def _learn_quality(self) -> Posterior | None:
-        """What was judged tells of all that computes the same, and of what takes away more or less."""
+        """What was judged tells of all that computes the same, and of what takes away more or less. No part of a model
+        is gone for its good: what looks better than the reference has lost nothing."""
         if len(self._priors.quality.mean) == 1:
             return None
         function = self._priors.function
         rows = [
-            (int(function[n]), math.asinh(seen.lost), seen.lost_error / math.hypot(1.0, seen.lost))
+            (int(function[n]), math.asinh(max(seen.lost, 0.0)), seen.lost_error / math.hypot(1.0, seen.lost))
             for n, seen in self.observed
             if seen.lost is not None
         ]

@@ -21,8 +21,11 @@ from ..store.study import Study
 from ..store.tried import Tried
 from ..verdict import CONSTRAINTS
 from .configuration_space import ConfigurationSpace, Foreseen, Point
+from .expected_gain import ExpectedGainSampler
 
 Promise = Callable[[Mapping[str, Any]], float | None]
+Part = Literal["same", "changed", "all"]
+"""Of a space: configurations that compute what the job does, or that compute something else, or both."""
 
 _PATIENCE = 5
 """Proposals in a row with known outcomes before one is drawn at random from the rest."""
@@ -54,7 +57,9 @@ class Candidates:
         self._study, self._space, self._reference = study, space, reference
         self._searched = space
         self._in_flight: set[str] = set()
-        self._guesses: Callable[[], Iterator[Point]] = _nothing
+        self._part: Part = "all"
+        self._samplers: dict[Part, tuple[ConfigurationSpace, ExpectedGainSampler]] = {}
+        """Of each part that a sampler tells from the others, what it searches."""
         self._unconfirmed: Callable[[], Iterator[Settings]] = _nothing
 
     def use(
@@ -63,25 +68,47 @@ class Candidates:
         foreseen: Foreseen,
         fixed: Mapping[str, Technique],
         unconfirmed: Callable[[], Iterator[Settings]],
+        as_it_is: Mapping[str, Technique],
     ) -> None:
-        """Set the sampler that proposes after the reference.
+        """Set the sampler that proposes after the reference, of all parts.
 
         Args:
             sampler: its name.
             foreseen: what is known of each configuration.
             fixed: what ``gain`` does not choose.
             unconfirmed: what ``gain`` measures of that once it expects no more.
+            as_it_is: the choices with which the function is the job's; empty where the space has but one part.
         """
         self._space = self._searched = self._space.foretold(foreseen)
-        if sampler == "gain":
-            self._searched = self._space.narrowed(fixed)
-            knowing = self._searched.sampler(self._study)
-            self._study.use(sampler, knowing)
-            self._unconfirmed = unconfirmed
-            if not knowing.configurations.are_predicted:
-                self._guesses = self._promising
-        else:
+        if sampler != "gain":
             self._study.use(sampler, build_sampler(sampler, self._study.record.seed, self._study.num_asked))
+            return
+        whole = self._space.narrowed(fixed)
+        self._samplers = {"all": (whole, whole.sampler(self._study))}
+        if as_it_is:
+            same = whole.narrowed(as_it_is)
+            self._samplers |= {"same": (same, same.sampler(self._study)), "changed": self._samplers["all"]}
+        self._unconfirmed = unconfirmed
+        self.take("all")
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether configurations that change the function are searched beside others."""
+        return len(self._samplers) > 1
+
+    def take(self, part: Part) -> None:
+        """Propose of this part alone from now on."""
+        if part not in self._samplers:  # one of Optuna's samplers knows no parts
+            return
+        self._part = part
+        self._searched, sampler = self._samplers[part]
+        sampler.changed_alone = part == "changed"
+        self._study.use("gain", sampler)
+
+    def is_open(self, part: Part) -> bool:
+        """Whether something of a part may be worth a trial; it is taken."""
+        self.take(part)
+        return self._study.settled() is None
 
     def reference(self) -> Proposal:
         """Trial 0."""
@@ -114,7 +141,14 @@ class Candidates:
                 return self._begin(trial, settings, promise(trial.params))
             self._study.skip(trial, self._measured(settings) or self._witness(settings))
         left = self._searched.shuffled(f"{self._study.record.seed}:{len(self._study.tried)}")
-        return next((self._ask_for(settings, promise) for settings in left if self._is_new(settings)), None)
+        of_part = (settings for settings in left if self._part != "changed" or settings.affect("function"))
+        found = next(filter(self._is_new, of_part), None)
+        if found is not None:
+            return self._ask_for(found, promise)
+        if self._part == "all":
+            return None
+        self.take("all")
+        return self.next(trials_left)
 
     def settled(self) -> str | None:
         """Why the sampler stops, in words; None where it does not, or where something is still to be asked again or
@@ -136,14 +170,22 @@ class Candidates:
     def _new_unconfirmed(self) -> list[Settings]:
         return [settings for settings in self._unconfirmed() if self._is_new(settings)]
 
-    def _promising(self) -> Iterator[Point]:
-        """First guesses, before the sampler: for each technique its most promising choice, with the largest batch that
+    def _guesses(self) -> Iterator[Point]:
+        """First guesses, where not everything is predicted. None of what changes the function: most of it at once is
+        seldom good enough."""
+        first = self._samplers.get("same", self._samplers.get("all"))
+        if first is None or self._part == "changed" or first[1].configurations.are_predicted:
+            return iter(())
+        return self._promising(first[0].choices)
+
+    def _promising(self, choices: Mapping[str, tuple[Technique, ...]]) -> Iterator[Point]:
+        """Before the sampler: for each technique its most promising choice, with the largest batch that
         fits, found by bisection. Then the same with techniques that trade time for memory, if the first guess did not
         fit even with the reference's own batch."""
         for with_trades in (False, True):
             promising = {
-                name: self._most_promising(name)
-                for name, row in self._searched.choices.items()
+                name: self._most_promising(row)
+                for name, row in choices.items()
                 if name != "batch" and (with_trades or not row[0].trades_time)
             }
             yield promising
@@ -152,15 +194,15 @@ class Candidates:
                 return
             yield from self._bisect(promising)
 
-    def _most_promising(self, name: str) -> Technique:
+    def _most_promising(self, choices: tuple[Technique, ...]) -> Technique:
         """A technique's first alternative to its default; the default where that is expected to be faster. An
         alternative that trades time for memory counts whatever its speed."""
-        first, *others = self._searched.choices[name]
+        first, *others = choices
         if not others or others[0].trades_time:
             return others[0] if others else first
         stated = self._study.record.facts.precision
         settings = (self._reference.having(one).in_force(stated) for one in (first, others[0]))
-        gains = [one.prior_gains().get(name, (0.0, 0.0)) for one in settings]
+        gains = [one.prior_gains().get(first.name, (0.0, 0.0)) for one in settings]
         return first if gains[1] < gains[0] else others[0]
 
     def _bisect(self, combination: Point) -> Iterator[Point]:

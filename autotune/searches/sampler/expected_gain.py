@@ -26,6 +26,7 @@ from ..predicted.forecast import Forecast
 from .acquisition import GAIN, Acquisition, Observation
 from .configurations import Configurations
 from .priors import Priors
+from .surrogate import Indices
 
 _OBSERVATION = "observation"
 """The user attribute that holds what a trial showed."""
@@ -97,6 +98,8 @@ class ExpectedGainSampler(BaseSampler):
         self._seed, self._enough = seed, enough
         self._priors = Priors.of(configurations, limit_bytes)
         self._acquisition: Acquisition | None = None
+        self.changed_alone = False
+        """Whether only what changes the function is proposed, and counts as left."""
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """All parameters, known beforehand."""
@@ -124,7 +127,7 @@ class ExpectedGainSampler(BaseSampler):
     def propose(self, study: optuna.Study) -> int:
         """Number of the most promising configuration."""
         acquisition = self.acquisition(study)
-        left = acquisition.left
+        left = self._left(acquisition)
         if len(left) == 0:
             return acquisition.best or 0
         return int(left[np.argmax(acquisition.promise()[left])])
@@ -155,13 +158,14 @@ class ExpectedGainSampler(BaseSampler):
     def stop_reason(self, study: optuna.Study) -> str | None:
         """The reason to stop, in words; None if there is none."""
         acquisition = self.acquisition(study)
-        if len(acquisition.left) == 0:
+        left = self._left(acquisition)
+        if len(left) == 0:
             return EXHAUSTED
         if acquisition.best is None and acquisition.may_need_less():
             return None
-        chance = acquisition.chance_left(self._seed)
+        chance = acquisition.chance_left(self._seed, left)
         if chance >= _SETTLED:
-            gain_left = acquisition.gain_left(self._seed)
+            gain_left = acquisition.gain_left(self._seed, left)
             if gain_left <= self._enough:
                 said = f"what is left is expected to gain {math.expm1(gain_left):.1%} at most"
                 return f"stopped after {_num_measured(study)} trials: {said}"
@@ -173,6 +177,10 @@ class ExpectedGainSampler(BaseSampler):
         """A callback for ``study.optimize``."""
         if self.stop_reason(study) is not None:
             study.stop()
+
+    def _left(self, acquisition: Acquisition) -> Indices:
+        left = acquisition.left
+        return left[self._priors.function[left] > 0] if self.changed_alone else left
 
     def _observed(
         self, trials: Sequence[FrozenTrial], corrections: Mapping[str, Sequence[float]]

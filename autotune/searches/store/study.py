@@ -57,6 +57,8 @@ class Study:
         """Where no study was found to resume, what was there instead, in words."""
         self._store, self._study = store, study
         self._next_number = 0
+        self._sampler = ""
+        """Name of the one that is set, as it is stored."""
 
     @classmethod
     def create(cls, url: str, stem: str, record: StudyRecord) -> Self:
@@ -149,8 +151,10 @@ class Study:
 
     def use(self, name: str, sampler: BaseSampler) -> None:
         """Set the sampler; the study stores only its name."""
-        with self._store.writing():
-            self._study.set_user_attr("sampler", name)
+        if name != self._sampler:
+            with self._store.writing():
+                self._study.set_user_attr("sampler", name)
+        self._sampler = name
         self._study.sampler = sampler
 
     def settled(self) -> str | None:

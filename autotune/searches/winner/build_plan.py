@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import shlex
 import statistics
@@ -17,6 +18,7 @@ from ...techniques import Facts, Settings
 from ...techniques.batch import refused_split
 from ...techniques.data_loading import DataLoading
 from ...units import ceil_mib, format_bytes
+from ...words import count
 from ...workers import Measured, OutOfMemory
 from ..requests import LARGEST_OF
 from ..session import Session
@@ -248,6 +250,21 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
         yield "the reference was measured once, during the search"
     for row in session.study.fallen:
         yield f"trial {row.number} fell when it was measured again: {row.verdict.reason}"
+    if (unchanged := _why_unchanged(session)) is not None:
+        yield unchanged
+
+
+def _why_unchanged(session: Session) -> str | None:
+    """Why nothing that changes what the model computes can be used, where that was allowed; None where something can,
+    or nothing could be tried."""
+    changed = [row for row in session.study.tried if row.settings.affect("function")]
+    if not changed or any(row.settings.affect("function") for row in session.feasible):
+        return None
+    fallen = {row.number: row for row in session.study.fallen}
+    ended = [one for row in changed if (one := fallen.get(row.number, row)).verdict.reason is not None]
+    mildest = min(ended, key=lambda row: math.inf if row.verdict.lost is None else row.verdict.lost[0])
+    what = count(len(changed), "configuration that changes", "configurations that change")
+    return f"none of {what} the model can be used; of trial {mildest.number}, {mildest.verdict.reason}"
 
 
 def _why_unsure(session: Session, final: Final) -> str | None:
