@@ -152,6 +152,9 @@ class QualityEvidence(_Section):
     """Seeds from which both were trained."""
     samples: Annotated[_Whole, Field(gt=0)]
     """Samples that each was trained on before it was judged."""
+    recovered: str | None = None
+    """That training in words: its steps, and whether learning rates went by the job's own schedule; absent in a plan of
+    an earlier version."""
     lr_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Times the task's learning rates in that training; absent, as the task has them."""
     distilled: Literal[True] | None = None

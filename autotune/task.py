@@ -20,6 +20,7 @@ SIGNATURES = {
     "build_dataset": "def build_dataset() -> torch.utils.data.Dataset",
     "compute_loss": "def compute_loss(model, batch) -> torch.Tensor  # a mean, or (loss_sum, count)",
     "build_optimizer": "def build_optimizer(parameters) -> torch.optim.Optimizer  # or build_optimizer(model)",
+    "build_scheduler": "def build_scheduler(optimizer, num_steps) -> torch.optim.lr_scheduler.LRScheduler",
     "collate": "def collate(samples: list) -> batch",
     "build_sampler": "def build_sampler(dataset) -> torch.utils.data.Sampler",
     "build_loader": "def build_loader(batch_size) -> torch.utils.data.DataLoader  # in place of build_dataset",
@@ -94,6 +95,9 @@ class Task:
     after_step: Callable[[nn.Module], Any] | None = None
     """Called once the optimizer has stepped and the gradients are cleared: for a weight average. Not where a loss
     scaler skips the step."""
+    build_scheduler: Callable[[torch.optim.Optimizer, int], Any] | None = None
+    """(optimizer, num_steps) -> the schedule of the job's learning rates over so many optimizer steps, or None. What is
+    judged by ``evaluate`` is trained by it first; the job's own loop makes and steps its own."""
     evaluate: Callable[..., float | tuple[float, float] | Sequence[float] | torch.Tensor] | None = None
     """(model) or (model, batch_size) -> quality on data held out, higher is better; or (quality, standard error); or a
     list or 1-D tensor with the score of each example, always in the same order, whose mean is the quality: that proves
@@ -282,6 +286,23 @@ class Task:
                 "not supported. Use an optimizer whose step() takes none."
             )
         return optimizer
+
+    def make_scheduler(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Any:
+        """The schedule of the job's learning rates, stepped after each of so many optimizer steps; None where the task
+        has none.
+
+        Raises:
+            TaskError: ``build_scheduler`` returned something else.
+        """
+        from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+        scheduler = self.build_scheduler(optimizer, num_steps) if self.build_scheduler is not None else None
+        if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler | None):
+            raise TaskError(
+                f"{self.source or 'task'}: build_scheduler returned {type(scheduler).__name__}. Wanted: "
+                f"{SIGNATURES['build_scheduler']}, whose step() takes nothing; or None."
+            )
+        return scheduler
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

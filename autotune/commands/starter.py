@@ -72,6 +72,10 @@ batch_size = 128
 #     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
+# def build_scheduler(optimizer, num_steps):  # Your learning rates over so many steps: quality is judged after those.
+#     return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, num_steps)
+
+
 # def collate(samples):  # torch's default_collate otherwise.
 #     return torch.utils.data.default_collate(samples)
 

@@ -56,6 +56,7 @@ def from_lightning(
         "build_dataset": lambda: loader.dataset,
         "compute_loss": functools.partial(_compute_loss, data),
         "build_optimizer": _build_optimizer,
+        "build_scheduler": _build_scheduler,
         "collate": loader.collate_fn,
         "loader_options": {name: value for name in _OPTIONS if (value := getattr(loader, name)) is not None},
         "batch_size": loader.batch_size * accumulate,
@@ -128,7 +129,8 @@ def _built(build_module: Callable[[], Any]) -> Any:
 
 
 def _build_optimizer(model: Any) -> Any:
-    """The one of ``configure_optimizers``, at its schedule's base learning rate, which trials do not change."""
+    """The one of ``configure_optimizers``, at its schedule's base learning rate, which trials do not change; with the
+    schedule, for who goes by that."""
     try:
         made = model.configure_optimizers()
     except RuntimeError as error:
@@ -136,8 +138,9 @@ def _build_optimizer(model: Any) -> Any:
             f"{type(model).__name__}.configure_optimizers raised {error}. Where it needs a trainer, which trials have "
             "not, give autotune.from_lightning(..., build_optimizer=...)."
         ) from error
+    schedules: list[Any] = []
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], (list, tuple)):
-        made = made[0]
+        made, schedules = made[0], _listed(made[1])
     found = [one["optimizer"] if isinstance(one, Mapping) else one for one in _listed(made)]
     if len(found) != 1:
         raise TaskError(
@@ -146,7 +149,28 @@ def _build_optimizer(model: Any) -> Any:
         )
     for group in found[0].param_groups:
         group["lr"] = group.get("initial_lr", group["lr"])
+    schedules += [one.get("lr_scheduler") for one in _listed(made) if isinstance(one, Mapping)]
+    found[0]._autotune_schedule = next(filter(_goes_by_steps, schedules), None)
     return found[0]
+
+
+def _goes_by_steps(schedule: Any) -> bool:
+    """Whether Lightning steps it after each optimizer step, and by nothing else; by its default it does after each
+    epoch, within which the rate is constant."""
+    if not isinstance(schedule, Mapping) or "monitor" in schedule:
+        return False
+    return schedule.get("interval") == "step" and schedule.get("frequency", 1) == 1
+
+
+def _build_scheduler(optimizer: Any, num_steps: int) -> Any:
+    """The schedule that was configured with the optimizer, from its beginning, whose steps are counted in it."""
+    found = getattr(optimizer, "_autotune_schedule", None)
+    if found is None:
+        return None
+    schedule = found["scheduler"]
+    for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
+        group["lr"] = rate
+    return schedule
 
 
 def _listed(made: Any) -> list[Any]:

@@ -22,6 +22,8 @@ from .checks import check_version
 
 _SEED = 0
 """Of the Trainer that is built as the file is read: that of a search and of its trials, where nobody gives another."""
+_WITHOUT_STEPS = ("constant", "reduce_lr_on_plateau")
+"""Kinds of a learning rate's schedule that no count of steps decides."""
 
 
 def from_trainer(build_trainer: Callable[[], Any], **fields: Any) -> Task:
@@ -54,6 +56,7 @@ def from_trainer(build_trainer: Callable[[], Any], **fields: Any) -> Task:
         "build_dataset": lambda: loader.dataset,
         "compute_loss": job.compute_loss,
         "build_optimizer": job.build_optimizer,
+        "build_scheduler": job.build_scheduler,
         "collate": loader.collate_fn,
         "build_sampler": None if iterable or type(sampler) is RandomSampler else job.build_sampler,
         "loader_options": {
@@ -144,6 +147,7 @@ class _Job:
         if trainer.model_init is None:  # else the Trainer has seeded its model by its own arguments
             self._first = (trainer.model, trainer.optimizer)
         self._optimizer: Any = None
+        self._has_schedule = trainer.lr_scheduler is not None
         self._has_own = trainer.optimizer is not None and trainer.model_init is None
         self._ignores_count = ignores_count(trainer, trainer.model, self.loader)
         if self._ignores_count and trainer.args.gradient_accumulation_steps > 1:
@@ -182,6 +186,17 @@ class _Job:
             return self.trainer.create_optimizer()
         finally:
             self.trainer.optimizer = self.trainer.model = None
+
+    def build_scheduler(self, optimizer: Any, num_steps: int) -> Any:
+        """The one that it builds for a training of so many steps; None where that keeps the rate, or one was given to
+        it, which is of another optimizer."""
+        trainer = self.trainer
+        if self._has_schedule or trainer.args.lr_scheduler_type in _WITHOUT_STEPS:
+            return None
+        try:
+            return trainer.create_scheduler(num_steps, optimizer)
+        finally:
+            trainer.lr_scheduler = None  # which would keep the model's parameters, and be the next one's too
 
     def build_sampler(self, dataset: Any) -> Any:
         """The Trainer's."""

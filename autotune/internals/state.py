@@ -107,6 +107,7 @@ MARKS: dict[str, Held] = {
     "_autotune_pruning": Held("on a model: the channels cut", "the model is gone"),
     "_autotune_row": Held("on a loader: the row for its first epoch", "the loader is gone"),
     "_autotune_samples": Held("on the same cache", "it is gone"),
+    "_autotune_schedule": Held("on an optimizer of Lightning's: its schedule by steps", "the optimizer is gone"),
     "_autotune_site": Held("on a converted module: who else keeps its tensors, and what it computes", "restore"),
     "_autotune_variant": Held("on a model: which variant it is", "the model is gone"),
 }

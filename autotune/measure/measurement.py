@@ -167,6 +167,8 @@ class Quality(_Frozen):
     """The quality after a quarter of the training; None where it was not evaluated."""
     is_whole: bool = True
     """Whether all of the training was done."""
+    recovered: str | None = None
+    """That training in words; None where not all of it was done."""
     seconds: float = Field(default=0.0, ge=0)
     """What training and evaluating took."""
 

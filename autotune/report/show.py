@@ -132,7 +132,8 @@ def _measured(plan: Plan) -> Rows:
         rows.append(("quality", _quality(plan.quality)))
     if plan.weights is not None:
         made = f"quality {plan.weights.quality:.4g}, from seed {plan.weights.seed}"
-        rows.append(("weights", f"{plan.weights.file}, beside the plan: what recovery made of the model ({made})"))
+        where, begins = f"{plan.weights.file}, beside the plan", "optimizer and schedule begin anew"
+        rows.append(("weights", f"{where}: what recovery made of the model ({made}); {begins}"))
     if (checked := _checked(plan)) is not None:
         rows.append(("checked", checked))
     return rows
@@ -199,6 +200,7 @@ def evaluation_words(found: Evaluation, peak: Peak | None) -> str:
 
 def _quality(found: QualityEvidence) -> str:
     rate = "" if found.lr_factor is None else f" at {found.lr_factor:g} times the task's learning rate"
+    rate = rate if found.recovered is None else f" ({found.recovered})"
     taught = ", the plan's by the untouched model's outputs too" if found.distilled else ""
     trained = f"after {found.samples:,} samples of training each{rate}{taught}, from {count(found.pairs, 'seed')}"
     allowed = f"{found.max_drop:.4g} less was allowed"

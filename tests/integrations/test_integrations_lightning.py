@@ -564,3 +564,25 @@ def test_hooks_that_trials_leave_out_are_named():
 
     with pytest.warns(UserWarning, match="Averaging has on_train_batch_end, which trials do not call"):
         autotune.apply(of(), autotune.from_lightning(Averaging, loader))
+
+
+@pytest.mark.parametrize(("interval", "rates"), [("step", [0.0, 0.01, 0.02]), ("epoch", None), (None, None)])
+def test_a_schedule_by_steps_is_the_tasks(interval, rates):
+    """What a model is judged after goes by it, from its beginning; one by epochs, which is Lightning's default, is
+    constant within one."""
+
+    class Warmed(Job):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = {"scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)}
+            return [optimizer], [schedule | ({"interval": interval} if interval else {})]
+
+    task = autotune.from_lightning(Warmed, loader)
+    training = autotune.apply(of(), task)
+    assert training.optimizer.param_groups[0]["lr"] == 0.1
+    schedule = task.make_scheduler(training.optimizer, 3)
+    assert (schedule is None) == (rates is None)
+    for rate in rates or ():
+        assert training.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+        training.optimizer.step()
+        schedule.step()

@@ -296,6 +296,25 @@ def test_a_task_states_what_the_trainer_does(arguments_of):
     assert task.loader_options["num_workers"] == 1
 
 
+@pytest.mark.parametrize(("kind", "shares"), [("cosine", (1.0, 0.75, 0.25)), ("linear", (1.0, 2 / 3, 1 / 3))])
+def test_the_trainers_schedule_is_the_tasks_over_as_many_steps(kind, shares, arguments_of):
+    """A model is judged after such a training. Each asked for is another, of its own optimizer."""
+    given = arguments_of(lr_scheduler_type=kind)
+    task = from_trainer(lambda: transformers.Trainer(Cnn(), given, train_dataset=Images()))
+    for _ in range(2):
+        optimizer = task.make_optimizer(task.build_model())
+        schedule = task.make_scheduler(optimizer, 3)
+        for share in shares:
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(LEARNING_RATE * share)
+            optimizer.step()
+            schedule.step()
+
+
+def test_a_constant_rate_is_no_schedule(arguments_of):
+    task = from_trainer(lambda: transformers.Trainer(Cnn(), arguments_of(), train_dataset=Images()))
+    assert task.make_scheduler(task.make_optimizer(task.build_model()), 3) is None
+
+
 def test_models_of_a_task_are_built_anew_from_its_seed(arguments_of):
     task = from_trainer(lambda: transformers.Trainer(Cnn(), arguments_of(), train_dataset=Images()))
     drawn = []

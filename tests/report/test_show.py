@@ -74,6 +74,8 @@ def test_quality_was_compared_where_it_does_not_and_what_that_cost():
     assert "quality, from 3 seeds, after the same training as the reference. It cost 0.25." in words
     assert "after 100 samples of training each at 0.5 times the task's learning rate" in words
     assert "It cost nothing." in said(quality=quality.model_copy(update={"value": 1.5}))
+    by_words = quality.model_copy(update={"recovered": "9 steps, learning rate falling from 0.5 times the job's to 0"})
+    assert f"after 100 samples of training each ({by_words.recovered}), from 3 seeds" in said(quality=by_words)
 
 
 def test_weights_beside_the_plan_are_named_with_their_quality():

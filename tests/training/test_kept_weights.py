@@ -127,6 +127,7 @@ def test_weights_that_cannot_be_written_are_said_and_cost_nothing_else(tmp_path,
 REFERENCE = Settings(batch=Batch(micro=64))
 HALF = REFERENCE.model_copy(update={"pruning": Pruning(kind="structured", ratio=0.5)})
 JUDGED = facts(evaluates=True)
+STEPS = "100 steps, learning rate falling to 0"
 
 
 class Writes(TableExecutor):
@@ -145,7 +146,7 @@ def searched(quality: float, executor: type[TableExecutor] = Writes):
     Path("space.yaml").write_text("schema: autotune/space@1\npruning: [{kind: none}, {kind: structured, ratio: 0.5}]\n")
     rows = [
         row(REFERENCE, quality=(Quality(value=90.0, early=85.0),)),
-        row(HALF, samples_per_s=(500.0,), peak_bytes=(100 * MIB,), quality=(Quality(value=quality),)),
+        row(HALF, samples_per_s=(500.0,), peak_bytes=(100 * MIB,), quality=(Quality(value=quality, recovered=STEPS),)),
     ]
     asked = options(space="space.yaml", max_quality_drop=Drop(1.0, is_share=False), keep_weights=True)
     return run_search(asked, known=JUDGED, executor=executor(JUDGED, rows))
@@ -160,6 +161,7 @@ def test_a_search_keeps_what_the_first_fresh_process_recovered(here):
     run = searched(89.5)
     keeping = [one for one in run.executor.requests if one.kind == "measure" and one.options.quality.keep]
     assert [request.id for request in keeping] == ["finalist-001-round-1"]
+    assert autotune.load_plan("plan.yaml").quality.recovered == STEPS
     weights = autotune.load_plan("plan.yaml").weights
     assert (weights.quality, weights.seed) == (89.5, keeping[0].seed)
     assert Path(weights.path).read_bytes() == b"recovered"

@@ -22,6 +22,7 @@ from ...techniques.support.replica import within
 from ...training.training import Training
 from ..measurement import Quality, QualityOptions
 from ..steps import Steps
+from .rates import Rates
 from .scores import FARTHEST, Judged, judged_by
 
 _STATISTICS = 10
@@ -48,8 +49,8 @@ def measure_quality(training: Training, task: Task, options: QualityOptions) -> 
     all.
 
     A pruned model recovers meanwhile. The reference trains on the same samples, so that pruning is not credited with
-    what the training alone brings. For both, BatchNorm's statistics are measured anew first, and learning rates fall
-    linearly to 0: at a constant one the quality scatters from seed to seed by more than a pruning costs.
+    what the training alone brings. For both, BatchNorm's statistics are measured anew first, and learning rates go as
+    :class:`Rates` has them.
 
     Args:
         training: fresh from :func:`autotune.apply`.
@@ -68,7 +69,8 @@ def measure_quality(training: Training, task: Task, options: QualityOptions) -> 
     if options.least_early is not None and early < options.least_early:
         return Quality(**found._asdict(), early=early, is_whole=False, seconds=perf_counter() - began_s)
     recovery.until(1.0)
-    return Quality(**recovery.evaluate()._asdict(), early=early, seconds=perf_counter() - began_s)
+    found, seconds = recovery.evaluate(), perf_counter() - began_s
+    return Quality(**found._asdict(), early=early, recovered=recovery.words, seconds=seconds)
 
 
 class Recovery:
@@ -83,17 +85,15 @@ class Recovery:
         """
         _measure_statistics(training, task)
         self.training = training
-        self._task, self._options = task, options
-        self._rates = [group["lr"] * options.lr_factor for group in training.optimizer.param_groups]
+        self._task, self._options, self._rates = task, options, Rates(training, task, options)
         self._steps, self._num_samples = Steps(training), 0
 
     def step(self) -> None:
         """One optimizer step, unless all are made."""
         if self._num_samples >= self._options.num_samples:
             return
-        for group, rate in zip(self.training.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * (1 - self._num_samples / self._options.num_samples)
-        self._num_samples += self._steps.step().num_samples
+        done = self._num_samples / self._options.num_samples
+        self._num_samples += self._rates.step(self._steps, done).num_samples
 
     def until(self, share: float) -> None:
         """Steps until this share of the samples was seen.
@@ -104,6 +104,11 @@ class Recovery:
         while self._num_samples < share * self._options.num_samples:
             self.step()
         self._steps.settle()
+
+    @property
+    def words(self) -> str:
+        """How the steps so far were taken."""
+        return self._rates.words
 
     def evaluate(self) -> Judged:
         """The quality now.

@@ -123,6 +123,7 @@ def _quality(session: Session, final: Final) -> QualityEvidence | None:
         max_drop=round(drop.of(reference), 6),
         pairs=len(found),
         samples=session.options.recovery_steps * session.facts.effective_batch,
+        recovered=found[0][0].recovered,
         lr_factor=None if session.options.recovery_lr == 1 else session.options.recovery_lr,
         distilled=True if session.options.distill else None,
     )
