@@ -241,8 +241,8 @@ class Task:
         if norm is not None and not (_is_number(norm) and 0 < norm < math.inf):
             yield f"max_grad_norm must be a number above 0, but got {norm!r}"
 
-    def call(self, name: Literal["after_backward", "after_step"], model: nn.Module) -> None:
-        """Call the user's function of that name, if there is one.
+    def call(self, name: Literal["after_backward", "after_step"], model: nn.Module, advice: str = "") -> None:
+        """Call the user's function of that name, if there is one; ``advice`` is told where it raises.
 
         Raises:
             TaskError: it raised.
@@ -257,7 +257,7 @@ class Task:
             function(model)
         if raised.error is not None:
             said = f"{type(raised.error).__name__}: {raised.error}"
-            raise TaskError(f"{self.source or 'task'}: {name}(model) raised {said}.") from raised.take()
+            raise TaskError(f"{self.source or 'task'}: {name}(model) raised {said}.{advice}") from raised.take()
 
     def evaluation_batch(self, micro: int) -> int | None:
         """The ``batch_size`` that ``evaluate`` has today: its default, or ``micro``; None where it takes none."""

@@ -25,6 +25,11 @@ from .halving import Halving
 from .resume import check_state
 from .together import Together
 
+_OF_A_COPY = (
+    " The plan makes another model of the job's: a copy that was made before autotune.apply, such as a weight average "
+    "(AveragedModel), is of other shapes. Make it of the model that this function is given, at its first call."
+)
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -90,6 +95,7 @@ class Training:
         self._gradients = Gradients(optimizer, loader, self._halving)
         self._lends_gradients = any(technique.lends_gradients for technique in settings.techniques())
         self._own = within(model)
+        self._advice = _OF_A_COPY if settings.affect("function") else ""
 
     def with_loader(self, loader: Loader) -> Training:
         """The same model, optimizer and scaler over other micro-batches."""
@@ -277,7 +283,7 @@ class Training:
         if self._together is not None:
             self._together.exchange()
         self.scaler.unscale_(self.optimizer)
-        self._task.call("after_backward", self._own)
+        self._task.call("after_backward", self._own, self._advice)
 
     def optimizer_step(self) -> bool:
         """Clip and step the optimizer if the current micro-batch ends its optimizer step.
@@ -309,7 +315,7 @@ class Training:
         self._guard.stepped()
         step_ended()
         if self._task.after_step is not None and took_step:
-            self._task.call("after_step", self._own)
+            self._task.call("after_step", self._own, self._advice)
         return took_step
 
     def _drop(self, left: Position, begun: Position) -> None:

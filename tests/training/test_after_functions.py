@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from line_task import floats, line, training_of
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
+import autotune
 from autotune.errors import TaskError
 from autotune.estimates.tracing.fake_step import FakeTraining
 from autotune.measure.checks.split import measure_split
@@ -19,6 +23,9 @@ from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision
+from autotune.techniques.variant import Variant
+from autotune.testing.zoo import ZOO
+from autotune.testing.zoo_models import Mlp
 from autotune.training.training import Training
 from autotune.workers.trial.failure import outcome_of
 
@@ -137,3 +144,26 @@ def test_that_predictions_leave_them_out_is_said():
         in inspect_task(task, InspectOptions(), "cpu").warnings
     )
     assert FakeTraining(STOCK, line(floats(4), batch_size=4, after_step=fails)).step(2).work is not None
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_weight_average_of_the_whole_model_is_told_where_to_be_made(is_late):
+    """Made before the plan it has the shapes of a model of width 16, and the plan's is 8 wide. At the first call of
+    ``after_step`` it is made of that."""
+    whole = ZOO["mlp"]
+    averages = [] if is_late else [AveragedModel(whole.build_model())]
+
+    def after_step(model: nn.Module) -> None:
+        if not averages:
+            averages.append(AveragedModel(model))
+        averages[0].update_parameters(model)
+
+    task = dataclasses.replace(whole, after_step=after_step, variants={"narrow": lambda: Mlp(width=8)}, source="m.py")
+    plan = Plan(settings=Settings(batch=Batch(micro=8), variant=Variant(kind="narrow")))
+    raises = pytest.raises(TaskError, match=r"after_step\(model\) raised RuntimeError: .*\. The plan makes another")
+    with nullcontext() if is_late else raises:
+        by_step(autotune.apply(plan, task))
+    assert not is_late or averages[0].module.stem.weight.shape == (8, 6)
+    same = dataclasses.replace(task, after_step=fails)
+    with pytest.raises(TaskError, match=r"raised ValueError: no such layer\.$"):
+        by_step(autotune.apply(Plan(settings=Settings(batch=Batch(micro=8))), same))
