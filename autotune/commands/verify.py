@@ -20,6 +20,7 @@ from ..script.scratch import Scratch
 from ..searches.options import ANY_DROP, HowToSearch, SearchOptions
 from ..searches.requests import Requests, check_plan, failure, inspect
 from ..searches.time_budget import NUM_REPEATS, TimeBudget
+from ..searches.winner.build_plan import environment_of
 from ..searches.winner.evaluation import evaluation_of
 from ..searches.winner.evidence import combine
 from ..task_file import split_source
@@ -182,7 +183,7 @@ def _differences(plan: Plan, facts: Facts) -> Iterator[str]:
             f"an optimizer step of the plan sees {batch.num_samples} samples, and the task's batch size is "
             f"{facts.effective_batch}"
         )
-    found = differences(plan, facts.torch_version, facts.device.type, facts.device.name, facts.num_threads)
+    found = differences(plan, environment_of(facts))
     yield from (one.what for one in found)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
 from .support.base import Effect, Exactness, Program, Run, Stage, Technique
-from .support.facts import Device, Facts, ScriptFacts
+from .support.facts import Device, Facts, InTf32, ScriptFacts
 from .support.tf32 import Tf32, allow_tf32, in_tf32
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ class Precision(Technique):
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
         """What computes in TF32 already."""
-        import torch
-
-        has_tf32 = device_type == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
-        return {"tf32": in_tf32() if has_tf32 else None}
+        return {"tf32": tf32_of_job(device_type)}
 
     def describe(self, facts: Facts | None = None) -> str:
         """``fp32 (convolutions in TF32)``."""
@@ -184,6 +181,16 @@ class Precision(Technique):
         import torch
 
         return torch.autocast(device_type, torch.bfloat16 if self.kind == "bf16" else torch.float16)
+
+
+def tf32_of_job(device_type: str) -> tuple[InTf32, ...] | None:
+    """What of fp32 computes in TF32 by the job's own flags, whatever a plan that is in force has set; None on a device
+    that has none."""
+    import torch
+
+    if device_type != "cuda" or not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+        return None
+    return in_tf32(_flags_before[0] if _flags_before else None)
 
 
 def refused(stated: Kind | None, device: Device) -> str | None:

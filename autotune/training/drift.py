@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..bundle import device_name
-from ..plan import Plan
+from ..distribution import VERSION
+from ..plan import Environment, Plan
+from ..techniques.precision import tf32_of_job
 from ..techniques.support.facts import difference
 from .launched import STRICT_VARIABLE
 
@@ -25,36 +28,45 @@ class Difference(NamedTuple):
     """For its figures."""
 
 
-def differences(plan: Plan, torch_version: str, kind: str, device: str, num_threads: int) -> Iterator[Difference]:
+def differences(plan: Plan, now: Environment) -> Iterator[Difference]:
     """Compare the machine that a plan is used on with the one that it was measured on.
 
     Args:
         plan: says nothing where it was written by hand.
-        torch_version: here.
-        kind: torch's device type.
-        device: as the vendor calls it.
-        num_threads: that torch computes with on the CPU.
+        now: here; its threads are those of a CPU alone.
     """
     then = plan.environment
     if then is None:
         return
-    if then.torch != torch_version:
-        what = f"the plan was measured with torch {then.torch}, and this is {torch_version}"
+    if then.torch != now.torch:
+        what = f"the plan was measured with torch {then.torch}, and this is {now.torch}"
         yield Difference(what, "its speed and its peak may be others")
-    if then.device != device:
-        what = f"the plan was measured with device {then.device}, and this is {device}"
+    if then.device != now.device:
+        what = f"the plan was measured with device {then.device}, and this is {now.device}"
         yield Difference(what, "its speed is another's, and its peak may be")
-    if then.threads is not None and kind == "cpu" and then.threads != num_threads:
-        what = f"the plan was measured with {then.threads} threads, and here are {num_threads}"
+    if then.threads is not None and now.threads is not None and then.threads != now.threads:
+        what = f"the plan was measured with {then.threads} threads, and here are {now.threads}"
         yield Difference(what, "its speed is another's")
+    if then.tf32 is not None and now.tf32 is not None and then.tf32 != now.tf32:
+        known, found = (" and ".join(one) or "nothing" for one in (then.tf32, now.tf32))
+        what = f"the plan was measured with {known} of fp32 in TF32, and here it is {found}, by torch's flags"
+        yield Difference(what, "its speed and its rounding are another's")
 
 
 def here(plan: Plan, kind: str) -> Iterator[Difference]:
-    """The same, for this process."""
+    """The same, for this process, on a device of torch's type ``kind``."""
     import torch  # a driver may stand where there is none
 
     if plan.environment is not None:
-        yield from differences(plan, torch.__version__, kind, device_name(kind), torch.get_num_threads())
+        now = Environment(
+            torch=torch.__version__,
+            device=device_name(kind),
+            autotune=VERSION,
+            python=platform.python_version(),
+            threads=torch.get_num_threads() if kind == "cpu" else None,
+            tf32=tf32_of_job(kind),
+        )
+        yield from differences(plan, now)
 
 
 def other_model(plan: Plan, model: nn.Module, blocks: Sequence[str] = ()) -> str | None:

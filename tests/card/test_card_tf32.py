@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,8 +12,9 @@ from search_tables import facts
 from stand_in import Card
 from torch import backends
 
+import autotune
 from autotune.measure.checks.split import measure_split
-from autotune.plan import Plan
+from autotune.plan import Budget, Plan
 from autotune.randomness import seed_everything
 from autotune.report.show import found_rows
 from autotune.searches.winner.build_plan import environment_of
@@ -139,3 +141,34 @@ def test_losses_of_a_job_that_computes_in_tf32_are_held_to_a_rounding_jobs_limit
     assert not facts(tf32=("convolutions",), conv_dims=()).rounds
     assert facts(tf32=("matrix products", "convolutions"), conv_dims=()).rounds
     assert not facts(tf32=(), conv_dims=(2,)).rounds
+
+
+def test_a_job_whose_flags_are_others_than_the_plans_is_told_in_one_line(card: Card):
+    """By its own: a plan in TF32 that is put in force twice changes none of them. What the card has not is not told."""
+    task = ZOO["mlp"]
+    environment = environment_of(facts(tf32=("convolutions",))).model_copy(
+        update={"torch": torch.__version__, "device": card.name, "threads": None}
+    )
+    settings = Settings(batch=Batch(micro=4), precision=Precision(kind="tf32"))
+    plan = Plan(settings=settings, budget=Budget(device="cuda"), environment=environment)
+
+    def told() -> list[str]:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            autotune.apply(plan, task)
+        return [str(one.message) for one in seen if "TF32" in str(one.message)]
+
+    before = [place.fp32_precision for place in _PLACES]
+    try:
+        assert told() == []
+        assert told() == []
+        Precision().undo(task.build_model())
+        torch.set_float32_matmul_precision("high")
+        (line,) = told()
+        assert "measured with convolutions of fp32 in TF32, and here it is matrix products and convolutions" in line
+        assert line.endswith("`autotune verify` measures it here.")
+    finally:
+        Precision().undo(task.build_model())
+        torch.set_float32_matmul_precision("highest")
+        for place, one in zip(_PLACES, before, strict=True):
+            place.fp32_precision = one

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -89,5 +91,24 @@ def test_it_is_an_error_if_asked_for(monkeypatch):
 
 def test_threads_of_a_plan_for_a_gpu_do_not_count():
     plan = measured(threads=3)
-    assert not [*differences(plan, torch.__version__, "cuda", device_name("cpu"), 1)]
-    assert not [*differences(Plan(settings=Settings()), "1.0", "cpu", "Another", 1)]
+    on_gpu = plan.environment.model_copy(update={"threads": None})
+    assert not [*differences(plan, on_gpu)]
+    assert not [*differences(Plan(settings=Settings()), on_gpu)]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        (("convolutions",), ("matrix products", "convolutions"), "convolutions of .*it is matrix products and convol"),
+        (("convolutions",), (), "convolutions of fp32 in TF32, and here it is nothing, by torch's flags"),
+        (("convolutions",), ("convolutions",), None),
+        (None, ("convolutions",), None),
+        (("convolutions",), None, None),
+    ],
+)
+def test_flags_for_tf32_that_differ_are_told(then, now, said):
+    """A plan of an earlier version does not know them; a device may have none."""
+    plan = measured(tf32=then)
+    found = [one.what for one in differences(plan, plan.environment.model_copy(update={"tf32": now}))]
+    assert bool(found) == (said is not None)
+    assert said is None or re.search(said, found[0])

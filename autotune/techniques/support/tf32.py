@@ -62,11 +62,11 @@ def allow_tf32(allowed: bool) -> Tf32:
     return before
 
 
-def in_tf32() -> tuple[InTf32, ...]:
-    """What of fp32 computes in TF32 as the flags stand, on a device that has it."""
-    matmul, conv, *_ = _places()
-    found: tuple[tuple[InTf32, Any], ...] = ("matrix products", matmul), ("convolutions", conv)
-    return tuple(name for name, place in found if place.fp32_precision == "tf32")
+def in_tf32(flags: Tf32 | None = None) -> tuple[InTf32, ...]:
+    """What of fp32 computes in TF32 by these flags, or as they stand, on a device that has it."""
+    newer = (flags or Tf32.now()).newer
+    names: tuple[InTf32, ...] = ("matrix products", "convolutions")
+    return tuple(name for name, one in zip(names, newer, strict=False) if one == "tf32")
 
 
 @contextmanager
