@@ -104,8 +104,19 @@ _NOT_PINNED: dict[str, Any] = {}
         ({"data_loading": {"num_workers": 0, "cache": "device"}}, {"options": _NOT_PINNED, "collates": False}, []),
         ({"precision": {"kind": "fp16"}}, {"fused": True}, []),
         ({"precision": {"kind": "fp16"}}, {}, ["item"]),
+        ({"precision": {"kind": "fp16"}, "optimizer": {"kind": "fused"}}, {}, []),
+        ({"precision": {"kind": "fp16"}, "optimizer": {"kind": "for_loop"}}, {"fused": True}, ["item"]),
     ],
-    ids=["mean", "sum and count", "not pinned", "cache on the card", "fp16, built fused", "fp16: torch's own"],
+    ids=[
+        "mean",
+        "sum and count",
+        "not pinned",
+        "cache on the card",
+        "fp16, built fused",
+        "fp16: torch's own",
+        "the plan's fused",
+        "the plan's loop",
+    ],
 )
 def test_a_step_waits_for_the_card_no_more_than_torch_does(
     card: Card, settings: dict[str, Any], more: dict[str, Any], waits: list[str]
