@@ -197,6 +197,9 @@ class Environment(_Section):
     tf32: tuple[InTf32, ...] | None = None
     """On a CUDA device that has TF32: what of fp32 computes in it by torch's flags, as the job leaves them. By torch's
     default convolutions do, in the reference too."""
+    card: str | None = None
+    """Of a CUDA device: its clock, power and heat while the plan was measured on it, in words; absent where its driver
+    tells nothing."""
 
 
 class SearchRecord(_Section):

@@ -229,6 +229,8 @@ def _environment(plan: Plan) -> Rows:
     if there.tf32 is not None:
         how = "by torch's default" if there.tf32 == ("convolutions",) else "by torch's flags, as the job leaves them"
         rows.append(("TF32", f"{' and '.join(there.tf32) or 'nothing'} of what is in fp32 computes in it, {how}"))
+    if there.card is not None:
+        rows.append(("GPU", f"{there.card}, while the plan was measured"))
     return rows
 
 

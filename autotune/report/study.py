@@ -14,7 +14,18 @@ from ..searches.store.tried import Tried
 from ..searches.winner.ablation import Share, counterparts, shares
 from ..searches.winner.evidence import combine, gain, undisturbed
 from ..units import format_duration, size
-from ..words import count, facts_words, outcome_words, percent, rate, settings_words, spread, times, trial_label
+from ..words import (
+    card_words,
+    count,
+    facts_words,
+    outcome_words,
+    percent,
+    rate,
+    settings_words,
+    spread,
+    times,
+    trial_label,
+)
 from ..workers import Measured, OutOfMemory
 from .charts.scatter import Bar
 from .show import found_rows
@@ -54,11 +65,12 @@ class Bought:
 
 
 def figure_names(stored: Stored) -> list[str]:
-    """Headings of :attr:`TrialRow.figures`: what was predicted and quality only where any was."""
+    """Headings of :attr:`TrialRow.figures`: what was predicted, quality and the GPU only where any was."""
     predicted = ["predicted", "predicted peak"] if stored.forecasts else []
     quality = ["quality"] if any(_quality(row) for row in stored.tried) else []
+    card = ["GPU"] if any(_card(row) for row in stored.tried) else []
     speeds = ["samples/s", "over reference"]
-    return [*speeds, *predicted[:1], "peak", *predicted[1:], *quality, "took"]
+    return [*speeds, *predicted[:1], "peak", *predicted[1:], *quality, *card, "took"]
 
 
 def trial_rows(stored: Stored) -> Iterator[TrialRow]:
@@ -90,7 +102,7 @@ def _figures(row: Tried, stored: Stored) -> dict[str, str]:
         measured = row.outcome.measurement
         found["samples/s"] = f"{rate(measured.samples_per_s.value)} {spread(measured.samples_per_s)}"
         found["peak"] = size(measured.peak.process)
-        found["quality"] = _quality(row)
+        found |= {"quality": _quality(row), "GPU": _card(row)}
         reference = stored.reference
         if reference is not None and isinstance(reference.outcome, Measured):
             own = reference.outcome.measurement.samples_per_s.value
@@ -103,6 +115,11 @@ def _quality(row: Tried) -> str:
     if found is None:
         return ""
     return f"{found.value:.3g}" + (f" ± {found.error:.1g}" if found.error else "")
+
+
+def _card(row: Tried) -> str:
+    found = row.outcome.measurement.card if isinstance(row.outcome, Measured) else None
+    return card_words([found] if found is not None else [])
 
 
 def _outcome(row: Tried, stored: Stored) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pynvml
 import pytest
 import torch
+from search_tables import facts
 from stand_in import Card, Process
 
 from autotune.device_memory import nvml
@@ -21,8 +22,11 @@ from autotune.measure.run import measure
 from autotune.measure.timing import card as watching
 from autotune.measure.timing.card import CardWatch, Sample, taken_of
 from autotune.plan import Budget, Plan
+from autotune.report.show import found_rows
 from autotune.searches.verdict import is_spoiled
+from autotune.searches.winner.build_plan import environment_of
 from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
 from autotune.testing.zoo import ZOO
 from autotune.training.apply_plan import apply
 from autotune.workers import Measured
@@ -151,3 +155,17 @@ def test_a_driver_that_hangs_keeps_no_measurement_and_is_told(card: Card, monkey
     ended.set()
     assert found.card is None
     assert any("(NVML) does not answer" in one for one in found.warnings)
+
+
+def test_a_plan_says_what_the_card_was_like_while_it_was_measured(card: Card) -> None:
+    """Over its runs: the mean of clock and power, the lowest clock, the highest temperature, and each reason once."""
+    card.clock_mhz, card.power_w, card.temperature_c = 1305, 310.0, 71
+    first = measured(card).card
+    card.clock_mhz, card.power_w, card.temperature_c, card.throttle_reasons = 905, 290.0, 88, HEAT
+    cards = [one for one in (first, measured(card).card, measured(card).card) if one is not None]
+    plan = Plan(settings=Settings(batch=Batch(micro=1)), environment=environment_of(facts(), cards))
+    said = "1,038 MHz (at least 905), lowered for heat, 297 W, 88 °C, while the plan was measured"
+    assert ("GPU", said) in found_rows(Plan.from_yaml(plan.to_yaml()))["Measured on"]
+    card.has_nvml = False
+    assert measured(card).card is None
+    assert environment_of(facts()).card is None

@@ -19,7 +19,7 @@ from search_tables import BF16, BOTH, MIB, REFERENCE, SMALL, TCMALLOC, every, op
 from tags import Tags
 
 from autotune.estimates import Prediction
-from autotune.measure.measurement import Quality
+from autotune.measure.measurement import CardState, Quality
 from autotune.report.charts import scatter
 from autotune.report.charts.axis import Axis
 from autotune.report.page import study_page
@@ -268,6 +268,18 @@ def test_quality_is_a_column_where_it_was_measured(stored, text):
     judged = one.outcome.measurement.model_copy(update={"quality": Quality(value=0.9312, error=0.004)})
     rows = (replace(one, outcome=one.outcome.model_copy(update={"measurement": judged})), *stored.tried[1:])
     assert "0.931 ± 0.004" in cells(study_page(replace(stored, tried=rows)), "reference")
+
+
+def test_what_a_gpu_was_like_is_a_column_where_its_driver_told(stored, text):
+    assert ">GPU<" not in text
+    one = stored.tried[0]
+    card = CardState(
+        clock_mhz=1305, least_clock_mhz=1290, lowered=("for heat",), power_w=310.4, temperature_c=71, others=0.0
+    )
+    timed = one.outcome.measurement.model_copy(update={"card": card})
+    rows = (replace(one, outcome=one.outcome.model_copy(update={"measurement": timed})), *stored.tried[1:])
+    said = "1,305 MHz (at least 1,290), lowered for heat, 310 W, 71 °C"
+    assert said in cells(study_page(replace(stored, tried=rows)), "reference")
 
 
 def test_predictions_are_held_against_what_was_measured(stored):

@@ -7,18 +7,18 @@ import math
 import platform
 import shlex
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...distribution import VERSION
 from ...errors import NothingFits
 from ...files import hash_of
-from ...measure.measurement import NO_EVALUATION
+from ...measure.measurement import NO_EVALUATION, CardState
 from ...plan import Environment, Evidence, Gain, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
 from ...techniques import Facts, Settings
 from ...techniques.batch import refused_split
 from ...techniques.data_loading import DataLoading
 from ...units import ceil_mib, format_bytes
-from ...words import count
+from ...words import card_words, count
 from ...workers import Measured, OutOfMemory
 from ..requests import LARGEST_OF
 from ..session import Session
@@ -68,7 +68,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         quality=_quality(session, final),
         weights=_weights(session, final),
         gain=gained.model_copy(update={"unproven": _unproven(session, final, gained, reference)}),
-        environment=environment_of(facts),
+        environment=environment_of(facts, [one.card for one in (*repeats, *disturbed) if one.card is not None]),
         search=SearchRecord(
             trials=session.study.num_measured,
             known=len(session.study.tried) - session.study.num_measured or None,
@@ -98,8 +98,9 @@ def _unproven(session: Session, final: Final, found: Gain, reference: Evidence |
     return None if found.is_proven else f"its speed is {found.low:.2f}x to {found.high:.2f}x the reference's, at 95 %"
 
 
-def environment_of(facts: Facts) -> Environment:
-    """Where a task was measured, and with which versions, as a plan states it."""
+def environment_of(facts: Facts, cards: Sequence[CardState] = ()) -> Environment:
+    """Where a task was measured, and with which versions, as a plan states it; ``cards`` is what was seen of its GPU
+    meanwhile."""
     return Environment(
         torch=facts.torch_version,
         device=facts.device.name,
@@ -108,6 +109,7 @@ def environment_of(facts: Facts) -> Environment:
         python=platform.python_version(),
         threads=facts.num_threads if facts.device.type == "cpu" else None,
         tf32=facts.tf32,
+        card=card_words(cards) or None,
     )
 
 
