@@ -109,6 +109,9 @@ def test_nothing_ends_a_job_after_its_first_step(what, run, capsys):
 
 TRACED = {
     "jit.trace": "torch.jit.trace(model, x)\n",
+    "add_graph": (
+        "from torch.utils.tensorboard import SummaryWriter\nSummaryWriter(f'{__file__}.graph').add_graph(model, x)\n"
+    ),
     "export": "torch.export.export(model, (x,))\n",
     "after training too": "train(); train()\ntraced = torch.jit.trace(model, x)\nassert traced(x).dtype is x.dtype\n",
 }
@@ -117,6 +120,8 @@ TRACED = {
 @pytest.mark.parametrize("what", TRACED)
 def test_nothing_is_applied_to_a_model_that_is_traced(what, run, capsys):
     """The plan comes with the first call that trains."""
+    if what == "add_graph":
+        pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     settings = {
         "layers": Layers(kind="exact"),
         "precision": Precision(kind="bf16"),
