@@ -15,12 +15,13 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 import autotune
 from autotune.errors import PlanError, TaskError
+from autotune.files import hash_of
 from autotune.integrations.checks import TRIED
 from autotune.integrations.lightning import trainer_arguments, written
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.measure.inspect import inspect_task
 from autotune.measure.measurement import EvaluationOptions
-from autotune.plan import Budget, Plan, TaskRef
+from autotune.plan import Budget, KeptWeights, Plan, TaskRef
 from autotune.randomness import seed_everything
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -39,6 +40,7 @@ from autotune.techniques.variant import Variant
 from autotune.testing.runs import one_thread
 from autotune.testing.zoo import ZOO
 from autotune.training.fingerprint import identify
+from autotune.training.weights import save_kept
 from autotune.workers import Measured, MeasureRequest
 
 pytest.importorskip("lightning", reason="Lightning is not installed")
@@ -586,3 +588,29 @@ def test_a_schedule_by_steps_is_the_tasks(interval, rates):
         assert training.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
         training.optimizer.step()
         schedule.step()
+
+
+@pytest.mark.medium
+def test_a_job_that_is_resumed_has_its_checkpoints_weights_and_not_the_plans(tmp_path):
+    """It begins with what recovery made; a checkpoint of its own is read after that."""
+    made = Job()
+    for parameter in made.parameters():
+        nn.init.constant_(parameter, 0.5)
+    save_kept(made, tmp_path / "made.pt")
+    weights = KeptWeights(hash=hash_of(tmp_path / "made.pt"), quality=0.0, seed=1, path=str(tmp_path / "made.pt"))
+    plan = Plan(settings=Settings(batch=Batch(micro=8)), weights=weights)
+    seen = []
+
+    class Watch(pl.Callback):
+        def on_train_start(self, trainer, module):
+            seen.append(torch.cat([one.detach().flatten() for one in module.parameters()]))
+
+    first = fitted(plan, tmp_path, module := Job(), callbacks=[Watch()])
+    first.save_checkpoint(tmp_path / "one.ckpt")
+    trained = torch.cat([one.detach().flatten() for one in module.parameters()])
+    again = trainer(plan, tmp_path, callbacks=[Watch()], max_epochs=2)
+    again.fit(Job(), loader(), ckpt_path=tmp_path / "one.ckpt", weights_only=False)
+    began, resumed = seen
+    assert began.eq(0.5).all()
+    assert torch.equal(resumed, trained)
+    assert not torch.equal(resumed, began)
