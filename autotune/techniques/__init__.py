@@ -84,7 +84,8 @@ class Settings(BaseModel):
         return (technique for technique in self.techniques() if technique.stage is stage)
 
     def stock(self, *affecting: Effect) -> Settings:
-        """With the user's own setting of every technique that affects any of these, and nothing else."""
+        """With the user's own setting of every technique that affects nothing beside these; one that affects nothing at
+        all is among them, since there is nothing to tell its settings apart by."""
         stock = Settings()
         others = (name for name, one in TECHNIQUES.items() if one.affects <= {*affecting})
         return self.model_copy(update={name: getattr(stock, name) for name in others})
