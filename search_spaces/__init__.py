@@ -111,6 +111,11 @@ class SearchSpace(_Rows):  # a row for each technique, whatever techniques there
             if (reason := choice.unavailable(facts)) is not None
         )
 
+    def changes(self) -> dict[str, tuple[Technique, ...]]:
+        """Its choices that change what the model computes, by technique; empty where it says `auto`."""
+        rows = {name: getattr(self, name) for name, kind in TECHNIQUES.items() if "function" in kind.affects}
+        return {name: () if row == "auto" else row for name, row in rows.items() if row is not None}
+
     @property
     def most_processes(self) -> int:
         """That a choice of it trains in."""

@@ -222,6 +222,7 @@ CAUGHT = {
     "estimates/tracing/fake_step.py": "over fake tensors: memory is found by real steps, with the reason",
     "layers/equivalent_ops.py": "a layer of the user's that fails on other inputs is none of torch's, and stays",
     "layers/sites.py": "over fake tensors: the structure decides, with a warning",
+    "measure/checks/refused.py": "a change that the user's model raises with is left out, with the reason",
     "measure/checks/quality.py": "a user's evaluate: a TaskError that names it",
     "measure/cuts/judge.py": "a user's model that is cut: that candidate ends, with the reason",
     "measure/cuts/scan.py": "a user's model that is cut: its loss is infinite",

@@ -98,6 +98,8 @@ class Predicted(_Outcome):
     """Of each configuration that was asked for, as far as something could be said in the time there was."""
     probed: str | None = None
     """Why the model could not be traced, where steps at small batches were run instead."""
+    refused: tuple[tuple[Settings, str], ...] = ()
+    """Combinations that cannot be put on the model, and why: of those nothing can be said."""
 
 
 class CutsJudged(_Outcome):

@@ -63,7 +63,7 @@ def preview_search(
         ConfigurationSpace,  # it takes a moment, and something is shown by now
     )
 
-    found = inspected(options, executor, time_budget)
+    found = inspected(options, executor, time_budget, space=space)
     options, facts = by_own_flags(options, found.facts)
     check_possible(asked(options), facts)
     choices = space.choices(facts)

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
+from ..errors import PlanError
 from ..measure.device import available_host_bytes
 from ..task import Task
 from ..techniques import TECHNIQUES, Effect, Settings
@@ -44,9 +46,19 @@ class Predicted:
 
     predictions: tuple[Prediction | None, ...]
     """One for each configuration asked for, those to choose blocks for last; None where the time was used up, or a
-    batch cannot run."""
+    batch cannot run, or the combination cannot be had."""
     probed: str | None
     """Why some were probed by real steps instead of traced; None where none was."""
+    refused: tuple[tuple[Settings, str], ...]
+    """Combinations that cannot be put on the model, and why."""
+
+
+class _Answer(NamedTuple):
+    """Of one combination; the same as in :class:`Predicted`."""
+
+    predictions: dict[_Asked, Prediction]
+    probed: str | None
+    refused: tuple[tuple[Settings, str], ...] = ()
 
 
 def predict(task: Task, options: PredictOptions) -> Predicted:
@@ -69,21 +81,28 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
     memory_models = MemoryModelCache(task, options.largest_of, options.target)
     memory_models.open()
 
-    def answers(row: tuple[Settings, list[_Asked]]) -> tuple[dict[_Asked, Prediction], str | None]:
+    def answers(row: tuple[Settings, list[_Asked]]) -> _Answer:
         """The predictions for one combination."""
-        made = row[0].on_task(task)
-        own = places if made is task or places is None else Places.of(made)
-        predictors = _Predictors(*row, task, options, bases, own, memory_models)
-        return dict(predictors.predictions(ends_s)), predictors.reason
+        predictions: dict[_Asked, Prediction] = {}
+        try:
+            made = row[0].on_task(task)
+            own = places if made is task or places is None else Places.of(made)
+            predictors = _Predictors(*row, task, options, bases, own, memory_models)
+            predictions.update(predictors.predictions(ends_s))
+        except PlanError as error:  # which says nothing of other combinations
+            return _Answer(predictions, None, ((row[0], str(error)),))
+        return _Answer(predictions, predictors.reason)
 
     room = available_host_bytes() // (_COPIES * max(options.model_bytes, 1))
     found: dict[_Asked, Prediction] = {}
     probed: str | None = None
     asked = [*((one, False) for one in options.settings), *((one, True) for one in options.to_choose)]
-    for predictions, reason in in_forks(answers, list(_by_combination(asked).items()), room, ends_s):
-        found |= predictions
-        probed = probed or reason
-    return Predicted(tuple(map(found.get, asked)), probed)
+    refused: list[tuple[Settings, str]] = []
+    for answer in in_forks(answers, list(_by_combination(asked).items()), room, ends_s):
+        found |= answer.predictions
+        probed = probed or answer.probed
+        refused += answer.refused
+    return Predicted(tuple(map(found.get, asked)), probed, tuple(refused))
 
 
 def _by_combination(every: Iterable[_Asked]) -> dict[Settings, list[_Asked]]:

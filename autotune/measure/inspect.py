@@ -21,6 +21,7 @@ from ..training.apply_plan import build_loader, build_model, reference_batch
 from ..training.fingerprint import identify
 from ..training.out_of_memory import is_out_of_memory
 from ..training.skip_init import skip_init
+from .checks.refused import without_refused
 from .checks.split import Split, measure_split
 from .dataset import DatasetFacts, inspect_dataset
 from .device import inspect_device
@@ -97,8 +98,8 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         evaluation_batch=task.evaluation_batch(batch.micro),
         warnings=(*_warnings(task, options, model, data, split), *rates.notes),
     )
-    unsplit = refused_split(facts)
-    return facts.model_copy(update={"warnings": (*facts.warnings, *filter(None, [unsplit]))})
+    warnings = (*facts.warnings, *filter(None, [refused_split(facts)]))
+    return without_refused(task, dataset, facts.model_copy(update={"warnings": warnings}), options.tries)
 
 
 def _variants(task: Task) -> dict[str, int]:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from ..plan import Budget, Peak, Speed
+from ..techniques import Settings
 from .timing.turns import TurnOptions
 
 Stopped = Literal["precise", "slower", "no_surer", "time", "over"]
@@ -40,6 +41,9 @@ class InspectOptions(_Frozen):
     """Whether ``--max-quality-drop`` was given, or a plan is used that is proven."""
     runs_model: bool = True
     """Run the model and time the loader; False leaves unknown what only that tells."""
+    tries: dict[str, tuple[Settings, ...]] = {}
+    """Changes of what the model computes that are made to it once, by technique, each alone; empty is what ``auto``
+    has. What cannot be made is said."""
 
 
 class QualityOptions(_Frozen):

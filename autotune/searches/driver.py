@@ -93,7 +93,7 @@ def _run(
     space = load_space(options.preset)
     for note in told_early(options, space):
         observe(note)
-    found = inspected(options, executor, time_budget)
+    found = inspected(options, executor, time_budget, space=space)
     time_budget.read_s = found.seconds
     options, facts = by_own_flags(options, found.facts)
     found = found.model_copy(update={"facts": facts})

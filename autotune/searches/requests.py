@@ -16,6 +16,7 @@ from ..measure.measurement import Course, EvaluationOptions
 from ..plan import Budget, Evaluation, Plan, TaskRef
 from ..script.command import FENCES, filled, own_batch, own_share, under_launcher
 from ..script.scratch import Scratch
+from ..search_spaces import SearchSpace
 from ..techniques import Exactness, Facts, Settings
 from ..techniques.batch import Batch
 from ..techniques.parallel import Parallel
@@ -203,7 +204,11 @@ def inspect(options: SearchOptions, executor: Executor, time_budget: TimeBudget,
 
 
 def inspected(
-    options: SearchOptions, executor: Executor, time_budget: TimeBudget, runs_model: bool = True
+    options: SearchOptions,
+    executor: Executor,
+    time_budget: TimeBudget,
+    runs_model: bool = True,
+    space: SearchSpace | None = None,
 ) -> Inspected:
     """Ask a child process for the task's facts.
 
@@ -212,6 +217,7 @@ def inspected(
         executor: runs the child; stays the caller's to close.
         time_budget: its deadline.
         runs_model: False leaves unknown what only a run tells.
+        space: of a search: its changes of what the model computes are tried, where they are allowed.
 
     Returns:
         Them, with what the task printed and how long it took.
@@ -221,6 +227,8 @@ def inspected(
         NothingFits: the device does not hold the model with one sample.
         Interrupted: the executor was closed on the user's Ctrl-C.
     """
+    is_changed = options.max_quality_drop is not None and options.command is None
+    tries = space.changes() if space is not None and is_changed else {}
     request = InspectRequest(
         id="inspect",
         task=os.path.abspath(options.task),
@@ -231,6 +239,7 @@ def inspected(
             allow_split=options.allow_split,
             allow_lossy=options.max_quality_drop is not None,
             runs_model=runs_model,
+            tries={name: tuple(Settings(**{name: one}) for one in row) for name, row in tries.items()},
         ),
         deadline_s=time_budget.deadline_s(0.0, spare_finalists=False),
         **_started(

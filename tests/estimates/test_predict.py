@@ -248,3 +248,22 @@ def test_where_steps_are_probed_no_blocks_are_chosen_and_the_prediction_is_of_al
     found = predict(task(Reads), options)
     assert found.predictions == (every,)
     assert every.blocks is None
+
+
+@pytest.mark.parametrize("forks", [1, 2])
+def test_a_combination_that_cannot_be_had_takes_no_other_with_it(forks: int, monkeypatch: pytest.MonkeyPatch):
+    """The task has no variant of that name: nothing is said of it but why, wherever it is found out."""
+    monkeypatch.setattr("autotune.estimates.forks.num_processors", lambda: forks)
+    every = (settings(2), settings(2, variant={"kind": "small"}), settings(2, low_rank={"kind": "svd"}), settings(4))
+    found = predict(task(), PredictOptions(settings=every))
+    assert [one is not None for one in found.predictions] == [True, False, False, True]
+    why = {combination.canonical(): reason for combination, reason in found.refused}
+    assert "no variant small" in why[Settings.model_validate({"variant": {"kind": "small"}}).canonical()]
+    assert "low_rank" in why[Settings.model_validate({"low_rank": {"kind": "svd"}}).canonical()]
+
+
+def test_the_tensors_of_a_step_by_hand():
+    """Of 32 weights: themselves, their gradient, a batch of 2 x 8 values, an output of 2 x 4, and what a mean makes."""
+    (found,) = predicted(settings(2))
+    assert 4 * (32 + 32 + 16) <= found.tensor_bytes <= 4 * (32 + 32 + 16 + 8 + 8 + 8 + 8)
+    assert found.tensor_bytes >= found.step_bytes

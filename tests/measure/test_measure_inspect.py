@@ -14,8 +14,11 @@ from autotune.measure.errors import NonFiniteLoss
 from autotune.measure.inspect import inspect_task
 from autotune.measure.timing import loading
 from autotune.task import Task
+from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
+from autotune.techniques.low_rank import LowRank
 from autotune.techniques.precision import Precision
+from autotune.techniques.pruning import Pruning
 from autotune.testing.zoo import ZOO
 from autotune.training.fingerprint import fingerprint
 
@@ -244,3 +247,63 @@ def test_samples_read_include_the_first_and_the_last_and_are_not_in_order():
     assert {0, 999} <= set(read)
     assert len(read) == 16
     assert read != sorted(read)
+
+
+class Square(nn.Module):
+    """A weight that is multiplied by hand: no cut of it is found, and it is no linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 64), nn.Linear(64, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)).view(-1, 8, 8).reshape(-1, 64))
+
+
+def _square():
+    def loss(model, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(model(x), y % 2)
+
+    return dataclasses.replace(ZOO["mlp"], build_model=Square, compute_loss=loss, variants={})
+
+
+def test_a_change_that_cannot_be_made_is_found_at_inspection_and_left_out():
+    """A view of 64 features holds no fewer: no ratio can be had. Low rank can, unless the only layer is untouchable."""
+
+    def low_rank(*untouchable):
+        return LowRank(kind="svd", least_features=2, untouchable=untouchable)
+
+    tries = {
+        "pruning": tuple(Settings(pruning=Pruning(kind="structured", ratio=ratio)) for ratio in (0.25, 0.5)),
+        "low_rank": (Settings(low_rank=low_rank()), Settings(low_rank=low_rank("first"))),
+    }
+    facts = _inspect(_square(), tries=tries)
+    assert list(facts.left_out) == ["pruning"]
+    assert "settings.pruning" not in facts.left_out["pruning"]
+    assert low_rank().unavailable(facts) is None
+    assert "no linear layers that are not tied, untouchable" in low_rank("first").unavailable(facts)
+
+
+def test_what_auto_offers_is_tried_too_and_a_change_that_can_be_made_is_left_alone():
+    facts = _inspect(ZOO["mlp"], tries={"pruning": (), "low_rank": ()})
+    assert facts.left_out == {}
+    assert len(Pruning.choices(facts)) == 3
+
+
+def test_without_a_drop_nothing_is_tried():
+    assert _inspect(_square()).left_out == {}
+
+
+def test_what_raises_with_a_change_is_left_out_with_the_error():
+    """The layers that make the output are found on a copy, and this model has none."""
+
+    class Single(nn.Sequential):
+        def __deepcopy__(self, memo):
+            raise TypeError("there is one of me")
+
+    def build():
+        return Single(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+
+    facts = _inspect(dataclasses.replace(_square(), build_model=build), tries={"low_rank": ()})
+    assert facts.left_out["low_rank"] == "the model raises TypeError with it: there is one of me"

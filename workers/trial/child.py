@@ -249,7 +249,7 @@ def _predict(options: PredictOptions | EstimateOptions, task: Task) -> Predicted
     from ...estimates.predict import predict
 
     found = predict(task, options)
-    return Predicted(predictions=found.predictions, probed=found.probed)
+    return Predicted(predictions=found.predictions, probed=found.probed, refused=found.refused)
 
 
 if __name__ == "__main__":

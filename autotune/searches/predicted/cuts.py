@@ -56,7 +56,9 @@ def find_cuts(session: Session, space: SearchSpace) -> Found:
     """Have cuts found and judged where the space leaves them to the search, and take those that are worth trials in the
     place of a grid; where that cannot be done, the grid stays."""
     choices = space.choices(session.facts)
-    names = [kind.name for kind in _JUDGED if getattr(space, kind.name) == "auto" and len(choices[kind.name]) > 1]
+    names = [
+        kind.name for kind in _JUDGED if getattr(space, kind.name) == "auto" and len(choices.get(kind.name, ())) > 1
+    ]
     drop, reference = session.options.max_quality_drop, session.reference_settings
     if not names or drop is None or reference.parallel.processes > 1:
         return Found(choices)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 
 from ...estimates import Prediction, untried
 from ...techniques import Settings
 from ...techniques.checkpointing import Checkpointing
+from ...words import count, settings_words
 from ...workers import Predicted, PredictRequest
 from ...workers.trial.traces import first_line
 from ..events import PredictionEnded, PredictionStarted
@@ -168,6 +170,10 @@ class _Foresight:
     def _take(self, named: Sequence[Settings], to_choose: Sequence[Settings], outcome: Predicted) -> None:
         if outcome.probed is not None:
             self._session.warn(f"memory is predicted from real steps at small batches: {outcome.probed}")
+        for why, every in itertools.groupby(sorted(outcome.refused, key=lambda row: row[1]), lambda row: row[1]):
+            first, *others = (settings_words(settings, self._session.facts) for settings, _ in every)
+            more = f" and {count(len(others), 'other combination')}" if others else ""
+            self._session.warn(f"memory is not predicted of {first}{more}: {why}")
         for number, (settings, one) in enumerate(zip((*named, *to_choose), outcome.predictions, strict=True)):
             if one is None:
                 continue

@@ -90,6 +90,8 @@ class Facts(_Frozen):
     """The smaller side of the linear layer where that is largest, of those that can be factorised."""
     variants: dict[str, int] = {}
     """Parameters of each variant that the task offers, by name."""
+    refused: dict[str, str] = {}
+    """Why settings that change the function cannot be had, by their JSON: they were tried on the model."""
 
     dataset_length: int | None
     """None for an iterable dataset without a length."""

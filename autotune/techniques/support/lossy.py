@@ -44,7 +44,9 @@ class Lossy(Technique):
         """It must be allowed, and nothing in its way."""
         if self.kind != "none" and not facts.allow_lossy:
             return "it changes what the model computes, which --max-quality-drop allows"
-        return None if self.kind == "none" else self.obstacle(facts)
+        if self.kind == "none":
+            return None
+        return facts.refused.get(self.model_dump_json(exclude_defaults=True)) or self.obstacle(facts)
 
     def beyond_script(self) -> str | None:
         """Its optimizer has been built from the model as it was."""
