@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -47,10 +48,26 @@ class Budget(_Section):
     """torch's device type; absent in a plan written by hand for whatever device there is."""
     margin: float = Field(default=0.03, ge=0, lt=1)
     """The measured peak times 1 + margin stays within the limit."""
+    as_it_stands: Literal[True] | None = None
+    """Of the job as it stands, whose own peak the limit is a share of, at 100 % or more: it is admitted as it is. Its
+    peak may be above the limit by the margin, as one run of it may be above another; absent in any other plan."""
+
+    @property
+    def factor(self) -> float:
+        """What a measured peak is multiplied by before it is held against the limit."""
+        return 1 / (1 + self.margin) if self.as_it_stands else 1 + self.margin
 
     def holds(self, peak_bytes: int) -> bool:
         """Whether a configuration with this measured peak fits."""
-        return self.limit is None or peak_bytes * (1 + self.margin) <= self.limit
+        return self.limit is None or peak_bytes * self.factor <= self.limit
+
+    def excess_bytes(self, peak_bytes: int) -> int:
+        """How far this measured peak is over the limit, with what the margin adds; at most 0 where it fits."""
+        return 0 if self.limit is None else math.ceil(peak_bytes * self.factor - self.limit)
+
+    def of_job(self) -> Self:
+        """The same for the job as it stands."""
+        return self.model_copy(update={"as_it_stands": True}) if (self.of_reference or 0) >= 1 else self
 
 
 class Speed(_Section):

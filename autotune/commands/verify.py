@@ -196,10 +196,9 @@ def _measurement(outcome: Outcome, task: str) -> Measurement:
 
 
 def _over(budget: Budget, measured: Evidence) -> str | None:
-    if measured.fits or budget.limit is None:
+    if measured.fits:
         return None
-    excess = round(measured.peak.process * (1 + budget.margin)) - budget.limit
-    return f"over the budget by {format_bytes(ceil_mib(excess))}, margin included"
+    return f"over the budget by {format_bytes(ceil_mib(budget.excess_bytes(measured.peak.process)))}, margin included"
 
 
 def _slower(plan: Plan, measured: Evidence) -> str | None:

@@ -68,7 +68,7 @@ def hold(limit_bytes: int | None, margin: float, is_enforced: bool, context_byte
 
     Args:
         limit_bytes: the budget; None lifts what is in force.
-        margin: the process stays within the budget with so much more, as a share.
+        margin: the process stays within the budget with so much more, as a share; below 0, it may exceed it by that.
         is_enforced: memory that runs out is the process's to bear, as on a device of that size; else the cap is
             lifted where a step's tensors need more, with a line that says so.
         context_bytes: what the context is known to come to once a step was made; 0 is not known.

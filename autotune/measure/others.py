@@ -141,7 +141,7 @@ def _wanted_bytes(budget: Budget | None) -> int:
     if budget is None or budget.limit is None:
         return 0
     total = _asked_of_torch(lambda: torch.cuda.get_device_properties().total_memory)
-    return int(min(budget.limit, (total or budget.limit) - _QUIET_BYTES) / (1 + budget.margin))
+    return int(min(budget.limit, (total or budget.limit) - _QUIET_BYTES) / budget.factor)
 
 
 def _room_bytes(index: int | None = None) -> int:

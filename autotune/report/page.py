@@ -116,7 +116,8 @@ def _headline(stored: Stored) -> str:
         return f"The plan: {headline(stored.plan)}"
     if (best := stored.best) is None:
         return f"There is no plan: none of {count(len(stored.tried), 'trial')} so far can be used."
-    so_far = f"{trial_label(best.number)}, {outcome_words(best.outcome, stored.record.budget)}"
+    budget = stored.record.budget if best.number else stored.record.budget.of_job()
+    so_far = f"{trial_label(best.number)}, {outcome_words(best.outcome, budget)}"
     return f"There is no plan: the search has not ended. The fastest so far: {so_far}."
 
 

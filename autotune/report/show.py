@@ -162,7 +162,8 @@ def peak_words(evidence: Evidence, budget: Budget) -> str:
     words = size(peak.process)
     if budget.limit is not None:
         used = peak.process / budget.limit
-        words += f" of {budget_words(budget)} ({used:.0%}; {budget.margin:.0%} is kept as a margin)"
+        kept = "admitted as it is" if budget.as_it_stands else f"{budget.margin:.0%} is kept as a margin"
+        words += f" of {budget_words(budget)} ({used:.0%}; {kept})"
     named = (("reserved", peak.reserved), ("allocated", peak.allocated), ("host", peak.host))
     parts = [f"{name} {size(value)}" for name, value in named if value is not None]
     if peak.allocator_retries:

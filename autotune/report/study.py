@@ -161,7 +161,9 @@ def _bought(share: Share, stored: Stored) -> Bought:
         return Bought(name, setting, None, "", "", said)
     pairs = undisturbed(share.rounds)
     own = combine([pair.winner for pair in pairs], budget)
-    other = combine([pair.reference for pair in pairs if pair.reference is not None], budget)
+    is_job = part.settings == reference_settings(stored.record.facts)
+    others = [pair.reference for pair in pairs if pair.reference is not None]
+    other = combine(others, budget.of_job() if is_job else budget)
     found = gain(own, other, pairs, None)
     peaks = f"{size(own.peak.process)}, without it {size(other.peak.process)}"
     bar = Bar(name, found.speed, found.low, found.high) if found.speed and found.low and found.high else None

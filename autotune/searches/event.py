@@ -71,10 +71,14 @@ class RunEnded(Run):
     is_shown: ClassVar[bool] = True
     """Whether it has a row in the panel."""
 
+    def held_to(self, budget: Budget) -> Budget:
+        """The budget that it is held to: the job as it stands may be admitted as it is."""
+        return budget.of_job() if getattr(self, "number", None) == 0 else budget
 
-def outcome_row(outcome: Outcome, known: Known) -> dict[str, Any]:
+
+def outcome_row(outcome: Outcome, budget: Budget) -> dict[str, Any]:
     """What the row of a run that ended has of its outcome."""
-    row = {"outcome": outcome.kind, "words": outcome_words(outcome, known.budget), "seconds": outcome.seconds}
+    row = {"outcome": outcome.kind, "words": outcome_words(outcome, budget), "seconds": outcome.seconds}
     if isinstance(outcome, Measured):
         speed, peak = outcome.measurement.samples_per_s, outcome.measurement.peak
         row |= {"samples_per_s": speed.value, "samples_per_s_low": speed.low, "samples_per_s_high": speed.high}

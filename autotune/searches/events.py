@@ -120,7 +120,7 @@ class TrialEnded(RunEnded, kind="trial_ended"):
         return trial_label(self.number)
 
     def words(self, known: Known) -> str:
-        said = f"{self.label}: {outcome_words(self.outcome, known.budget)}"
+        said = f"{self.label}: {outcome_words(self.outcome, self.held_to(known.budget))}"
         if isinstance(self.outcome, Measured):
             measured = self.outcome.measurement
             if self.number and known.reference is not None:
@@ -132,7 +132,7 @@ class TrialEnded(RunEnded, kind="trial_ended"):
     def row(self, known: Known) -> dict[str, Any]:
         words = settings_words(self.settings, known.facts)
         row = {"number": self.number, "settings": words, "fits": self.feasible, "is_best": self.is_best}
-        return row | outcome_row(self.outcome, known)
+        return row | outcome_row(self.outcome, self.held_to(known.budget))
 
 
 @dataclass(frozen=True)
@@ -262,12 +262,13 @@ class FinalistEnded(RunEnded, kind="finalist_ended"):
         return finalist_label(self.number)
 
     def words(self, known: Known) -> str:
-        return f"{self.label}, {round_words(self.round, self.num_rounds)}: {outcome_words(self.outcome, known.budget)}"
+        said = outcome_words(self.outcome, self.held_to(known.budget))
+        return f"{self.label}, {round_words(self.round, self.num_rounds)}: {said}"
 
     def row(self, known: Known) -> dict[str, Any]:
         words = settings_words(self.settings, known.facts)
         row = {"number": self.number, "round": self.round, "num_rounds": self.num_rounds, "settings": words}
-        return row | outcome_row(self.outcome, known)
+        return row | outcome_row(self.outcome, self.held_to(known.budget))
 
 
 @dataclass(frozen=True)
@@ -300,10 +301,10 @@ class AnchorEnded(_Anchor, RunEnded, kind="anchor_ended"):
 
     def words(self, known: Known) -> str:
         pace = f"; since then speeds are {math.exp(-self.shift):.2g} of what they were at first" if self.shift else ""
-        return f"{self.label}: {outcome_words(self.outcome, known.budget)}{pace}"
+        return f"{self.label}: {outcome_words(self.outcome, self.held_to(known.budget))}{pace}"
 
     def row(self, known: Known) -> dict[str, Any]:
-        return {"shift": self.shift} | outcome_row(self.outcome, known)
+        return {"shift": self.shift} | outcome_row(self.outcome, self.held_to(known.budget))
 
 
 @dataclass(frozen=True)
@@ -337,10 +338,10 @@ class AblationEnded(_Ablation, RunEnded, kind="ablation_ended"):
     outcome: Outcome
 
     def words(self, known: Known) -> str:
-        return f"{self.label}, round {self.round}: {outcome_words(self.outcome, known.budget)}"
+        return f"{self.label}, round {self.round}: {outcome_words(self.outcome, self.held_to(known.budget))}"
 
     def row(self, known: Known) -> dict[str, Any]:
-        return super().row(known) | outcome_row(self.outcome, known)
+        return super().row(known) | outcome_row(self.outcome, self.held_to(known.budget))
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,10 @@ class Session:
         """The budget; in bytes once the reference's peak is known, where it is a share of that."""
         return self.study.record.budget
 
+    def budget_of(self, number: int) -> Budget:
+        """The budget that a trial is held to, by its number."""
+        return self.budget if number else self.budget.of_job()
+
     @property
     def requests(self) -> Requests:
         """Makes the requests."""
@@ -238,9 +242,9 @@ class Session:
         self.study.keep(SPENT, spent)
         self.observe(SecondsKnown(spent))
 
-    def judge(self, outcome: Outcome) -> Verdict:
+    def judge(self, outcome: Outcome, is_reference: bool = False) -> Verdict:
         """The verdict on an outcome."""
-        return self.study.judge(outcome)
+        return self.study.judge(outcome, is_reference)
 
     def warn(self, message: str) -> None:
         """Give a warning once."""

@@ -246,3 +246,6 @@ def _tell_share(session: Session, share: float) -> None:
     check_possible(session.budget, session.facts)
     if share > 1:
         session.warn(f"--budget {format_percent(share)} is more memory than the job takes as it stands.")
+    if share == 1:
+        others = f"other configurations keep a margin of {session.budget.margin:.0%}"
+        session.warn(f"--budget 100% admits the job as it stands; {others}.")

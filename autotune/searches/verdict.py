@@ -116,7 +116,7 @@ def judge(
             return _judge_measurement(measurement, budget, reference, drop)
         case OutOfMemory():
             limit = budget.limit or device_memory_bytes
-            violation = max(_log_ratio(outcome.peak_bytes * (1 + budget.margin), limit), _LEAST)
+            violation = max(_log_ratio(outcome.peak_bytes * budget.factor, limit), _LEAST)
             reason = f"out of memory at {format_bytes(ceil_mib(outcome.peak_bytes))}: {outcome.message}"
             return Verdict(False, reason, True, None, (-1.0, _UNKNOWN, violation, _UNKNOWN, _UNKNOWN))
         case NonFinite():
@@ -137,8 +137,8 @@ def _judge_measurement(
     peak, parity = measurement.peak.process, measurement.parity
     over = not budget.holds(peak)
     reasons = []
-    if over and budget.limit is not None:
-        excess = format_bytes(ceil_mib(round(peak * (1 + budget.margin)) - budget.limit))
+    if over:
+        excess = format_bytes(ceil_mib(budget.excess_bytes(peak)))
         in_evaluation = ", in its evaluation" if budget.holds(measurement.training_bytes) else ""
         reasons.append(f"over the budget by {excess}, margin included{in_evaluation}")
     if parity.strayed_at is not None:
@@ -160,7 +160,7 @@ def _judge_measurement(
     constraints = (
         -1.0,
         -1.0 if measurement.leak_bytes_per_step is None else 1.0,
-        _log_ratio(peak * (1 + budget.margin), budget.limit) if budget.limit else -1.0,
+        _log_ratio(peak * budget.factor, budget.limit) if budget.limit else -1.0,
         1.0 if parity.is_other_training else -1.0,
         max(-_BOUND, min(_BOUND, quality)),
     )
@@ -193,6 +193,7 @@ def observation(outcome: Outcome, verdict: Verdict) -> Observation:
         log_speed=verdict.log_speed,
         relative_error=(speed.high - speed.low) / (2 * _Z * speed.value),
         peak_bytes=peak,
+        fits=told["memory"] <= 0,
         seconds=seconds,
         lost=lost,
         lost_error=lost_error,

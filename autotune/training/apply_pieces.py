@@ -134,8 +134,9 @@ def hold_to_budget(plan: Plan, enforce: bool = False, repeats: bool = True) -> N
     peak = plan.measured.peak if plan.measured is not None else None
     context_bytes = peak.process - peak.reserved if peak is not None and peak.reserved is not None else 0
     is_enforced = enforce or os.environ.get(ENFORCE_VARIABLE) == "1"
-    margin = plan.budget.margin if repeats or is_enforced else 0.0
-    cap.hold(plan.budget.limit, margin, is_enforced, context_bytes)
+    budget = plan.budget
+    margin = budget.factor - 1 if repeats or is_enforced or budget.as_it_stands else 0.0
+    cap.hold(budget.limit, margin, is_enforced, context_bytes)
 
 
 def _check_internals(plan: Plan) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from search_tables import MIB, REFERENCE, facts, options, row, run_search
+from search_tables import BF16, MIB, REFERENCE, facts, options, row, run_search
 
-from autotune.errors import StudyError, TaskError, UserError
+from autotune.commands.verify import verify_plan
+from autotune.device_memory import cap
+from autotune.errors import NothingFits, StudyError, TaskError, UserError
 from autotune.plan import Budget, Plan, load_plan
-from autotune.searches.events import BudgetKnown, Warned
+from autotune.report.displays.progress import Progress
+from autotune.searches.events import BudgetKnown, TrialEnded, Warned
 from autotune.techniques import Settings
+from autotune.training.apply_pieces import hold_to_budget
 from autotune.units import format_percent, parse_percent
 from autotune.workers import Failed, OutOfMemory
+from autotune.workers.table import TableExecutor
 
 TASK = Path(__file__).parents[1] / "tasks" / "healthy.py"
 
@@ -117,3 +122,62 @@ def test_percentages_are_read_and_written_alike(text: str, share: float):
 def test_a_share_survives_yaml():
     plan = Plan(settings=Settings(), budget=Budget(limit=2**30, of_reference=0.875))
     assert Plan.from_yaml(plan.to_yaml()) == plan
+
+
+def test_all_that_the_job_takes_admits_the_job_as_it_stands():
+    """Everything else needs as much: with the margin of 3 % nothing would fit. Fresh runs take up to 1 % more than the
+    first. The plan says what was so admitted, and ``verify`` comes to the same verdict."""
+    space = "schema: autotune/space@1\nprecision: [{kind: fp32}, {kind: bf16}]\n"
+    Path("space.yaml").write_text(space)
+    peaks = (1000 * MIB + 1, *(number * MIB for number in (1003, 1010, 1001, 1008)))
+    rows = [
+        row(REFERENCE, samples_per_s=(100.0,) * 5, peak_bytes=peaks),
+        row(BF16, peak_bytes=(1000 * MIB,)),
+    ]
+    found = run_search(options(budget="100%"), rows=rows)
+    assert found.plan.settings == REFERENCE
+    assert found.plan.measured.fits
+    assert found.plan.budget == Budget(limit=1000 * MIB, of_reference=1.0, device="cpu", as_it_stands=True)
+    assert Plan.from_yaml(found.plan.to_yaml()) == found.plan
+    assert any("admits it as it is" in note for note in found.plan.notes)
+    told = Progress(options(budget="100%"))
+    for event in found.events:
+        told.observe(event)
+    first = found.seen(TrialEnded)[0]
+    assert "over the budget" not in first.words(told)
+
+    executor = TableExecutor(facts(), rows)
+    assert verify_plan(found.plan, "model.py", executor, lambda words: None).holds
+    larger = row(REFERENCE, samples_per_s=(100.0,), peak_bytes=(1100 * MIB,))
+    verified = verify_plan(found.plan, "model.py", TableExecutor(facts(), [larger]), lambda words: None)
+    assert verified.over_budget is not None
+
+
+def test_what_is_faster_is_still_held_to_the_margin_at_100_percent():
+    """bf16 at 98 % of the job's peak is within the limit and not within its margin; at 97 % it is the plan."""
+    Path("space.yaml").write_text("schema: autotune/space@1\nprecision: [{kind: fp32}, {kind: bf16}]\n")
+    for share, chosen in ((98, REFERENCE), (97, BF16)):
+        rows = [row(REFERENCE, peak_bytes=(1000 * MIB,)), row(BF16, peak_bytes=(share * 10 * MIB,))]
+        found = run_search(options(budget="100%"), rows=rows)
+        assert found.plan.settings == chosen
+        assert found.plan.reference.fits
+        assert found.plan.budget.as_it_stands is (True if chosen == REFERENCE else None)
+
+
+def test_where_nothing_fits_a_share_all_of_it_is_said_to_admit_the_job():
+    Path("space.yaml").write_text("schema: autotune/space@1\nprecision: [{kind: fp32}, {kind: bf16}]\n")
+    rows = [row(REFERENCE, peak_bytes=(1000 * MIB,)), row(BF16, peak_bytes=(1000 * MIB,))]
+    with pytest.raises(NothingFits, match=r"--budget 100% would admit it"):
+        run_search(options(budget="99%"), rows=rows)
+
+
+def test_a_job_that_was_admitted_as_it_is_is_not_held_to_less_than_it_takes():
+    """On a card: the cap of a trial, a job and ``run --enforce`` is above the limit by the margin, and not below it."""
+    budget = Budget(limit=1000 * MIB, of_reference=1.0, device="cuda")
+    for asked, most in ((budget, 970), (budget.of_job(), 1030)):
+        for enforce in (False, True):
+            hold_to_budget(Plan(settings=Settings(), budget=asked), enforce=enforce)
+            assert cap._cap is not None
+            assert cap._cap.most_bytes == most * MIB
+    hold_to_budget(Plan(settings=Settings(), budget=Budget(device="cuda")))
+    assert cap._cap is None

@@ -178,7 +178,7 @@ def _memory(progress: Progress) -> RenderableType:
         return _bar(0, limit, Text(f"budget {format_bytes(limit)}"))
     peak = measured.peak.process
     whose = "best so far" if progress.best else "reference"
-    fits = progress.budget.holds(peak)
+    fits = (progress.budget.of_job() if measured is progress.reference else progress.budget).holds(peak)
     over = "" if fits else ": over the budget"
     words = Text(f"{size(peak)} of {format_bytes(limit)}, {whose}{over}", style="" if fits else "red")
     return _bar(peak, limit, words, "green" if fits else "red")
@@ -231,7 +231,7 @@ def _history(progress: Progress, max_rows: int) -> RenderableType:
 
 def _verdict(ended: RunEnded, progress: Progress) -> tuple[str, str]:
     """What a row is marked with, and its style: the words say it, too, where there are no colours. Most are not."""
-    wrong = remark(ended.outcome, progress.budget)
+    wrong = remark(ended.outcome, ended.held_to(progress.budget))
     if wrong is not None:
         return wrong, _WRONG
     is_best = progress.best is not None and progress.best[0] == ended.settings

@@ -59,6 +59,8 @@ class Observation:
     judged."""
     lost_error: float = 0.0
     """Standard error of that, as the evaluation states it."""
+    fits: bool = False
+    """Whether it is known to fit whatever its peak: the job as it stands may be admitted as it is."""
 
 
 class Acquisition:
@@ -263,7 +265,7 @@ class Acquisition:
         fits = {number: True for number, seen in self.observed if seen.outcome == "measured"}
         for number, seen in self.observed:
             over = self._log_limit is not None and math.log(seen.peak_bytes or 1) > self._log_limit
-            if number in fits and (over or seen.outcome in ("failed", "dropped", "out of memory")):
+            if number in fits and ((over and not seen.fits) or seen.outcome in ("failed", "dropped", "out of memory")):
                 fits[number] = False
         likely = self.chance_kept >= _LIKELY
         usable = np.array([number for number, yes in fits.items() if yes and likely[number]], dtype=np.intp)

@@ -53,9 +53,10 @@ class StudyRecord(MeasuredBy):
         """Limit for a peak without its margin."""
         return self.limit_bytes / (1 + self.budget.margin)
 
-    def judge(self, outcome: Outcome, reference: Quality | None) -> Verdict:
+    def judge(self, outcome: Outcome, reference: Quality | None, is_reference: bool = False) -> Verdict:
         """The verdict on an outcome, by this budget and by the reference's quality where it is known."""
-        return judge(outcome, self.budget, self.facts.device.memory_bytes, reference, self.max_quality_drop)
+        budget = self.budget.of_job() if is_reference else self.budget
+        return judge(outcome, budget, self.facts.device.memory_bytes, reference, self.max_quality_drop)
 
 
 def check_same(name: str, stored: StudyRecord, asked: StudyRecord) -> None:

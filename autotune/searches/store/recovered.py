@@ -91,7 +91,7 @@ def recover(study: optuna.Study, record: StudyRecord) -> Recovered:
     def tried(row: Row, outcome: Outcome | None) -> Tried:
         assert row.settings is not None, "a trial that ended had begun"
         assert outcome is not None, "it has ended"
-        verdict = record.judge(outcome, quality if row.number else None)
+        verdict = record.judge(outcome, quality if row.number else None, is_reference=row.number == 0)
         return Tried(row.number, row.settings, outcome, verdict, KNOWN in row.trial.user_attrs)
 
     again = ((row, evidence.get(f"{FELL}:{row.number}")) for row in ended)

@@ -281,15 +281,15 @@ class Study:
     def _take(self, number: int, settings: Settings, outcome: Outcome, known: bool = False) -> Tried:
         if number == 0:
             self.record = self.record.model_copy(update={"budget": in_bytes(self.record.budget, outcome)})
-        tried = Tried(number, settings, outcome, self.judge(outcome), known)
+        tried = Tried(number, settings, outcome, self.judge(outcome, is_reference=number == 0), known)
         self.tried.append(tried)
         self.tried.sort(key=lambda row: row.number)
         self.by_settings[settings.canonical()] = tried
         return tried
 
-    def judge(self, outcome: Outcome) -> Verdict:
+    def judge(self, outcome: Outcome, is_reference: bool = False) -> Verdict:
         """The verdict on an outcome, by the study's budget and options."""
-        return self.record.judge(outcome, self.reference_quality)
+        return self.record.judge(outcome, self.reference_quality, is_reference)
 
     def _tell(self, trial: optuna.Trial, tried: Tried) -> None:
         verdict = tried.verdict

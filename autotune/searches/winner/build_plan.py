@@ -49,7 +49,8 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
     assert isinstance(winner.outcome, Measured)
     disturbed = [pair.winner for pair in final.rounds if pair not in final.pairs]
     repeats = final.repeats or [winner.outcome.measurement]
-    measured = combine(repeats, session.budget, disturbed, final.by_turns)
+    budget = session.budget_of(winner.number)
+    measured = combine(repeats, budget, disturbed, final.by_turns)
     reference, reason = _reference(session, final)
     facts, options = session.facts, session.options
     gained = gain(measured, measured if winner.number == 0 else reference, final.pairs, reason)
@@ -57,7 +58,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
     settings = winner.applied.in_force(facts.precision)
     return Plan(
         task=TaskRef(source=options.task, fingerprint=facts.fingerprint, identity=facts.identity),
-        budget=session.budget,
+        budget=session.budget if session.budget.holds(measured.peak.process) else budget,
         settings=settings,
         exactness={one.name: one.exactness(facts) for one in settings.chosen()},
         checked=None if winner.number == 0 else winner.outcome.measurement.parity.compared,
@@ -164,8 +165,9 @@ def nothing_fits(session: Session) -> NothingFits:
     if whole:
         peak, nearest = min(whole, key=lambda miss: miss[0])
         lines.append(f"Nearest miss: {format_bytes(ceil_mib(peak))} with {in_words(nearest.settings)}.")
-        needed = format_bytes(ceil_mib(round(peak * (1 + session.budget.margin))))
-        helps.append(f"--budget {needed.replace(' ', '')} would admit it")
+        needed = format_bytes(ceil_mib(round(peak * session.budget.factor))).replace(" ", "")
+        is_share = nearest.number == 0 and session.budget.of_reference is not None
+        helps.append(f"--budget {'100%' if is_share else needed} would admit it")
     elif misses:
         peak, nearest = min(misses, key=lambda miss: miss[0])
         seen = format_bytes(ceil_mib(peak))
@@ -206,7 +208,8 @@ def _reference(session: Session, final: Final) -> tuple[Evidence | None, str | N
         peak = format_bytes(ceil_mib(tried.outcome.peak_bytes))
         return None, f"the reference ran out of memory at {peak}: {tried.outcome.message}"
     assert isinstance(tried.outcome, Measured)
-    return combine(final.reference or [tried.outcome.measurement], session.budget, by_turns=final.by_turns), None
+    runs = final.reference or [tried.outcome.measurement]
+    return combine(runs, session.budget.of_job(), by_turns=final.by_turns), None
 
 
 def _notes(session: Session, final: Final, measured: Evidence, reference: Evidence | None) -> Iterator[str]:
@@ -239,6 +242,11 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
         yield f"batch shapes vary: the peak is that of the largest of {LARGEST_OF} batches"
     if reference is not None and not reference.fits and session.budget.of_reference is None:
         yield "the reference is over the budget; it was measured without enforcement"
+    if winner.number == 0 and not session.budget.holds(measured.peak.process):
+        yield (
+            "the budget is a share of what the job takes as it stands, and admits it as it is: the margin of "
+            f"{session.budget.margin:.0%} is kept by other configurations alone"
+        )
     found = gain(measured, reference, final.pairs, None)
     if found.low is not None and found.high is not None and not found.is_proven:
         yield f"no gain in speed is proven: it is {found.low:.2f}x to {found.high:.2f}x, at 95 %"
@@ -275,7 +283,8 @@ def _why_unsure(session: Session, final: Final) -> str | None:
     say."""
     num_rounds, num_disturbed = len(final.rounds), len(final.rounds) - len(calm(final.rounds))
     most = max((pair.disturbed for pair in final.rounds), default=0.0)
-    if are_sure(final.rounds, session.budget):
+    assert final.winner is not None, "there is a plan"
+    if are_sure(final.rounds, session.budget_of(final.winner.number)):
         is_usual = num_rounds - num_disturbed < 2
         return f"other work took up to {most:.0%} of the time: the speeds are what it left" if is_usual else None
     told = f"the figures are not sure after {num_rounds} fresh interpreter{'s' if num_rounds > 1 else ''}"

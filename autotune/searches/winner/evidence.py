@@ -202,7 +202,8 @@ def _is_decided(pairs: Sequence[Pair]) -> bool:
 
 
 def _has_room(peaks: Sequence[int], budget: Budget) -> bool:
-    return budget.limit is None or max(peaks) + _ROOM * (max(peaks) - min(peaks)) <= budget.limit
+    needed = round(max(peaks) + _ROOM * (max(peaks) - min(peaks)))
+    return budget.limit is None or needed <= budget.limit or (budget.as_it_stands is not None and budget.holds(needed))
 
 
 def combine(

@@ -100,7 +100,7 @@ class _Finals:
         if reference not in self.session.feasible or (self._reference_failed and not runs):
             return False
         assert reference is not None
-        if not all(self.session.budget.holds(run.peak.process) for run in runs):
+        if not all(self.session.budget.of_job().holds(run.peak.process) for run in runs):
             return False
         ratios = [ratio for pair in undisturbed(rounds) if (ratio := pair.log_ratio) is not None]
         if ratios:
@@ -176,13 +176,13 @@ class _Finals:
         rounds: list[Pair] = []
         self._reference_failed = False
         is_paired = candidate.number != 0 and self._repeats_reference()
-        judged = candidate.settings.affect("function")
+        judged, budget = candidate.settings.affect("function"), self.session.budget_of(candidate.number)
         by_turns = is_paired and not judged and can_take_turns(self.session, candidate)
         if by_turns:
             num_planned = min(num_planned, NUM_ROUNDS_BY_TURNS)
         try:
             while num_planned and len(rounds) < (MOST_ROUNDS_BY_TURNS if by_turns else MOST_ROUNDS):
-                if are_sure(rounds, self.session.budget) and not (judged and self._judgement(rounds) == "unknown"):
+                if are_sure(rounds, budget) and not (judged and self._judgement(rounds) == "unknown"):
                     break
                 number = len(rounds) + 1
                 runs_left = max(num_planned - number + 1, 1) * (1 + is_paired)
@@ -334,7 +334,7 @@ class _Finals:
         Raises:
             _Fell: the configuration cannot be used after all.
         """
-        verdict = self.session.judge(outcome)
+        verdict = self.session.judge(outcome, is_reference=row.number == 0)
         if verdict.feasible and isinstance(outcome, Measured):
             return outcome.measurement
         where = f"in fresh interpreter {number}" if number else "when it was measured again"
