@@ -102,6 +102,11 @@ class Peak(_Section):
     """CUDA: the process's largest host memory."""
     allocator_retries: _Whole = 0
     """CUDA: how often the allocator had to free its cache and try again."""
+    above_base: Bytes | None = None
+    """CPU: what the training took beside what lay there before it: interpreter, torch, imports, data. Where importing
+    took more than training, ``process`` tells nothing of a smaller model, and this does."""
+    tensors: Bytes | None = None
+    """CPU: the largest sum of live tensors, as predicted: what counts on a card."""
     largest_of: Annotated[_Whole, Field(gt=0)] | None = None
     """Batch shapes vary: the peak is that of the largest of so many batches."""
 

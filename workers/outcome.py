@@ -59,7 +59,10 @@ class Measured(_Outcome):
         update: dict[str, Any] = {"peak": largest, "bytes_by_rank": tuple(peak.process for peak in peaks)}
         has_devices = largest.reserved is not None
         if not has_devices:
-            update["peak"] = largest.model_copy(update={"process": sum(peak.process for peak in peaks)})
+            beside = [peak.above_base for peak in peaks]
+            above = None if None in beside else sum(filter(None, beside))
+            whole = {"process": sum(peak.process for peak in peaks), "above_base": above}
+            update["peak"] = largest.model_copy(update=whole)
         if evaluations:
             one = evaluations[peaks.index(largest)]
             update["evaluations"] = one if has_devices else tuple(map(_together, zip(*evaluations, strict=False)))

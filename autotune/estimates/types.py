@@ -140,6 +140,8 @@ class Prediction(_Frozen):
     """Upper end of the interval: at most one in twenty measured peaks is to be above."""
     step_bytes: int = 0
     """Of the tensors at their peak, what a step makes; 0 where that is not known."""
+    tensor_bytes: int = 0
+    """The tensors at their peak; 0 where that is not known."""
     flops_per_sample: float | None = None
     """Floating-point operations of a training step."""
     bytes_per_sample: float | None = None

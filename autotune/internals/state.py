@@ -31,6 +31,9 @@ VARIABLES: dict[str, Held] = {
     "layers/intercept.py:_current": Held("nested modules share one dispatch mode a thread", "the forward's end"),
     "measure/evaluation.py:_listeners": Held("an evaluation by parts of a model is watched", "the evaluation's end"),
     "measure/others.py:_began_with": Held("what others take from a trial is told from what it takes", _PROCESS),
+    "measure/processes.py:_earlier_peak_bytes": Held(
+        "the largest resident set before it was counted anew is the process's still", _PROCESS
+    ),
     "measure/processes.py:_server_pid": Held("a fork is charged as an interpreter of its own", _PROCESS),
     "pruning/factors.py:_REPLACED": Held("weights that factors took the place of", "the weight is gone"),
     "techniques/precision.py:_flags_before": Held("TF32 is process-wide in torch", "a next plan is applied"),

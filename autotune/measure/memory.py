@@ -10,14 +10,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ..device_memory.context import changed_by_others, context_bytes, open_context
 from ..plan import Budget, Peak
+from ..task import Task
 from ..units import ceil_mib, format_bytes
-from .processes import descendants, own_live_bytes, own_peak_bytes, private_bytes, unmapped_files_bytes
+from .processes import (
+    count_anew,
+    descendants,
+    own_live_bytes,
+    own_peak_bytes,
+    peak_since_bytes,
+    private_bytes,
+    resident_bytes,
+    unmapped_files_bytes,
+)
 
 
 def of_others() -> Iterator[str]:
@@ -37,18 +49,46 @@ def process_bytes(device: torch.device) -> int:
     return Charge(device).peak().process
 
 
+class Base:
+    """What lies in this process when training begins, on a CPU: interpreter, torch, imports, data."""
+
+    def __init__(self) -> None:
+        """Of what lies here now."""
+        resident = count_anew()
+        self._bytes = None if resident is None else resident + unmapped_files_bytes()
+
+    def with_data(self, task: Task) -> Task:
+        """The task, whose data become part of this as they are built."""
+        return replace(task, build_dataset=lambda: self._built(task.build_dataset))
+
+    def beside(self, others_bytes: int) -> int | None:
+        """The most that was taken beside this, with ``others_bytes`` that the process is charged too; None where the
+        kernel does not tell."""
+        if self._bytes is None:
+            return None
+        return max(peak_since_bytes() + others_bytes - self._bytes, 0)
+
+    def _built(self, build: Callable[[], Any]) -> Any:
+        before = resident_bytes()
+        dataset = build()
+        if self._bytes is not None:
+            self._bytes += max(resident_bytes() - before, 0)
+        return dataset
+
+
 class Charge:
     """Memory usage of this process since it started."""
 
-    def __init__(self, device: torch.device, largest_of: int | None = None) -> None:
+    def __init__(self, device: torch.device, largest_of: int | None = None, base: Base | None = None) -> None:
         """
         Args:
             device: that the training runs on.
             largest_of: the peak is that of the largest of so many batches.
+            base: what lay here before it; None is not known.
         """
         self.is_cuda = device.type == "cuda"
         """Whether that is the device's memory."""
-        self._largest_of = largest_of
+        self._largest_of, self._base = largest_of, base
         self._descendants_bytes = 0
         self._sampled_s = -math.inf
 
@@ -70,9 +110,11 @@ class Charge:
 
     def peak(self) -> Peak:
         """The peak so far."""
-        host = own_peak_bytes() + unmapped_files_bytes() + self._descendants_bytes
+        others = unmapped_files_bytes() + self._descendants_bytes
+        host = own_peak_bytes() + others
         if not self.is_cuda:
-            return Peak(process=host, largest_of=self._largest_of)
+            above = self._base.beside(others) if self._base is not None else None
+            return Peak(process=host, above_base=above, largest_of=self._largest_of)
         reserved = torch.cuda.max_memory_reserved()
         return Peak(
             process=reserved + context_bytes(),

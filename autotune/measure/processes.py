@@ -14,6 +14,8 @@ from typing import BinaryIO
 _STATUS = Path("/proc/self/status")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
+_earlier_peak_bytes = 0
+"""The largest resident set before the kernel was told to count anew."""
 _server_pid: int | None = None
 """Process that this one was forked from, whose file pages count; None in a fresh interpreter."""
 
@@ -79,9 +81,37 @@ def own_peak_bytes() -> int:
     """The largest resident set of this process so far (VmHWM): anonymous, file and shared pages."""
     fields = kib_fields(_STATUS)
     if "VmHWM" in fields:
-        return fields["VmHWM"]
+        return max(fields["VmHWM"], _earlier_peak_bytes)
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
+
+
+def count_anew() -> int | None:
+    """Let the kernel count the largest resident set from here on; :func:`own_peak_bytes` goes on as if it did not.
+
+    Returns:
+        What is resident now; None where the kernel does not do so.
+
+    Source: https://docs.kernel.org/filesystems/proc.html, clear_refs
+    """
+    global _earlier_peak_bytes
+    before = own_peak_bytes()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    _earlier_peak_bytes = before
+    return resident_bytes()
+
+
+def resident_bytes() -> int:
+    """What is resident of this process now; 0 where the system does not tell."""
+    return kib_fields(_STATUS).get("VmRSS", 0)
+
+
+def peak_since_bytes() -> int:
+    """The largest resident set since :func:`count_anew`."""
+    return kib_fields(_STATUS)["VmHWM"]
 
 
 def own_live_bytes() -> int | None:

@@ -17,7 +17,7 @@ from .checks.leak import LeakWatch
 from .checks.parity import run_parity
 from .evaluation import measure_evaluations
 from .measurement import NUM_STEPS, Evaluated, Measurement, MeasureOptions, Parity
-from .memory import Charge, of_others
+from .memory import Base, Charge, of_others
 from .steps import Steps
 from .timing.engine import WARMUP_SHARE, Timing, WarmUp
 from .timing.moments import OptimizerTime
@@ -32,13 +32,14 @@ _WORTH_SAYING_BYTES = 2**20
 allocator that settles."""
 
 
-def measure(training: Training, task: Task, options: MeasureOptions) -> Measurement:
+def measure(training: Training, task: Task, options: MeasureOptions, base: Base | None = None) -> Measurement:
     """Parity, warm-up, timed windows, evaluation, peaks; in this order, in this process.
 
     Args:
         training: fresh from :func:`autotune.apply`.
         task: what it was built from.
         options: how long, how precisely, and against what.
+        base: what lay in this process before the training was built; None is not known.
 
     Returns:
         The measurement, without losses where there is no parity run, or where ``parity_last`` or ``to_beat`` leaves it
@@ -50,7 +51,7 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         Exception: whatever the user's code raises.
     """
     phases_s: dict[str, float] = {}
-    charge = Charge(training.device, options.largest_of)
+    charge = Charge(training.device, options.largest_of, base)
     leaks = LeakWatch(charge, training.device.type)
     steps = Steps(training, NUM_STEPS, leaks.note)
     with _timed(phases_s, "parity"):

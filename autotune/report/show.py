@@ -124,8 +124,10 @@ def _measured(plan: Plan) -> Rows:
         rows.append(("compiling", _compiling(plan.measured.compile_s, plan)))
     if plan.reference is not None:
         over = "" if plan.reference.fits else ", over the budget"
-        speed, peak = plan.reference.samples_per_s, size(plan.reference.peak.process)
-        rows.append(("reference", f"{speed_words(speed)}; peak {peak}{over}"))
+        speed, peak = plan.reference.samples_per_s, plan.reference.peak
+        beside = f", {size(peak.above_base)} beside imports and data" if peak.above_base is not None else ""
+        tensors = f", tensors of {size(peak.tensors)}" if peak.tensors else ""
+        rows.append(("reference", f"{speed_words(speed)}; peak {size(peak.process)}{over}{beside}{tensors}"))
     if plan.gain is not None:
         rows.append(("gain", _gain(plan)))
     if plan.quality is not None:
@@ -166,6 +168,8 @@ def peak_words(evidence: Evidence, budget: Budget) -> str:
         words += f" of {budget_words(budget)} ({used:.0%}; {kept})"
     named = (("reserved", peak.reserved), ("allocated", peak.allocated), ("host", peak.host))
     parts = [f"{name} {size(value)}" for name, value in named if value is not None]
+    parts += [f"{size(peak.above_base)} beside imports and data"] if peak.above_base is not None else []
+    parts += [f"tensors of {size(peak.tensors)}, as predicted, which is what counts on a card"] if peak.tensors else []
     if peak.allocator_retries:
         parts.append(count(peak.allocator_retries, "allocator retry", "allocator retries"))
     if peak.largest_of is not None:
@@ -183,7 +187,11 @@ def _gain(plan: Plan) -> str:
         if gain.turns is not None:
             rounds = f"{count(gain.turns, 'turn')} of each in {gain.rounds} fresh processes"
         words += f" (95 %: {times(gain.low)} to {times(gain.high)}; {rounds})"
-    return words + (f", {times(gain.memory)} the memory" if gain.memory else "")
+    words += f", {times(gain.memory)} the memory" if gain.memory else ""
+    beside = [one.peak.above_base for one in (plan.measured, plan.reference) if one is not None]
+    if len(beside) == 2 and beside[0] is not None and beside[1]:
+        words += f" ({times(beside[0] / beside[1])} beside imports and data)"
+    return words
 
 
 def evaluation_words(found: Evaluation, peak: Peak | None) -> str:

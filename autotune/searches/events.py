@@ -9,7 +9,7 @@ from typing import Any
 
 from ..plan import Budget
 from ..techniques import Facts, Settings
-from ..units import format_duration
+from ..units import format_duration, size
 from ..words import (
     count,
     facts_words,
@@ -125,6 +125,9 @@ class TrialEnded(RunEnded, kind="trial_ended"):
             measured = self.outcome.measurement
             if self.number and known.reference is not None:
                 said += over_reference(measured, known.reference)
+            above = measured.peak.above_base
+            if above is not None and known.facts is not None and known.facts.allow_lossy:
+                said += f", {size(above)} beside imports and data"
             if not self.is_sure:
                 said += f", unsure: other work took {measured.disturbed:.0%} of its time"
         return f"{said} (best so far)" if self.is_best and self.number else said

@@ -180,3 +180,46 @@ def test_a_cuda_process_is_refused_what_a_device_of_the_budgets_size_would_refus
     process, reserved, allocated = map(int, done.stdout.split())
     assert allocated <= reserved < process
     assert 0.9 * 2 * 2**30 <= process <= 1.03 * 2 * 2**30
+
+
+@linux
+def test_what_a_training_takes_is_told_beside_imports_and_data():
+    """A fresh process: importing takes 256 MiB for a moment and keeps 64 MiB, data take 32 MiB, training 48 MiB for a
+    moment: the whole peak is that of importing, and training's own is 48 MiB."""
+    program = (
+        "import mmap, torch\n"
+        "from autotune.measure.memory import Base, Charge\n"
+        "from autotune.task import Task\n"
+        "def block(mib):\n"
+        "    made = mmap.mmap(-1, mib * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "    for _ in range(mib):\n"
+        "        made.write(b'x' * 2**20)\n"
+        "    return made\n"
+        "kept, once = block(64), block(192)\n"
+        "once.close()\n"
+        "before = Charge(torch.device('cpu')).peak().process\n"
+        "base = Base()\n"
+        "task = Task(build_model=list, build_dataset=lambda: block(32), compute_loss=max)\n"
+        "data = base.with_data(task).build_dataset()\n"
+        "block(48).close()\n"
+        "found = Charge(torch.device('cpu'), base=base).peak()\n"
+        "print(found.process - before, found.above_base)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    more, above = map(int, ended.stdout.split())
+    assert 0 <= more <= MIB
+    assert 46 * MIB <= above <= 54 * MIB
+
+
+@linux
+def test_a_trial_tells_its_peak_beside_imports_and_data(local_executor):
+    request = MeasureRequest(
+        id="one",
+        task=str(TASKS / "healthy.py"),
+        plan=Plan(settings=Settings()),
+        options=MeasureOptions(trial_time_s=0.2, parity_batch=None),
+        deadline_s=60.0,
+        device="cpu",
+    )
+    peak = local_executor.ask(request).measurement.peak
+    assert 0 < peak.above_base < peak.process

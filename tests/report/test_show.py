@@ -7,7 +7,7 @@ from pathlib import Path
 
 from screen import printed
 
-from autotune.plan import Evidence, KeptWeights, Peak, Plan, QualityEvidence, Speed
+from autotune.plan import Evidence, Gain, KeptWeights, Peak, Plan, QualityEvidence, Speed
 from autotune.report.printing import print_words
 from autotune.report.show import explain
 from autotune.techniques import Settings
@@ -98,3 +98,17 @@ def test_a_report_for_a_file_has_the_same_words_without_colours():
         print_words(file, explain(plan, Path("plan.yaml"), coloured=coloured), 110)
     assert files[0].getvalue() == files[1].getvalue()
     assert "autotune.load_plan" in files[0].getvalue()
+
+
+def test_a_smaller_model_shows_beside_imports_and_data():
+    """Both processes peak at 576 MiB, as torch is imported. What the training takes beside that is a quarter, and so
+    are its tensors, as predicted."""
+
+    def found(value: float, above_mib: int, tensors_mib: int) -> Evidence:
+        peak = Peak(process=576 * 2**20, above_base=above_mib * 2**20, tensors=tensors_mib * 2**20)
+        return Evidence(samples_per_s=Speed(value=value, low=value, high=value), peak=peak)
+
+    text = said(measured=found(2.0, 15, 12), reference=found(1.0, 60, 48), gain=Gain(speed=2.0, memory=1.0))
+    assert "15 MiB beside imports and data; tensors of 12 MiB, as predicted, which is what counts on a card" in text
+    assert "60 MiB beside imports and data, tensors of 48 MiB" in text
+    assert "1.00x the memory (0.25x beside imports and data)" in text

@@ -21,6 +21,7 @@ from ...measure.checks.quality import measure_quality
 from ...measure.device import check_device, inspect_device
 from ...measure.inspect import inspect_task
 from ...measure.measurement import QualityOptions
+from ...measure.memory import Base
 from ...measure.others import take_card
 from ...measure.plain_loop import as_in_a_plain_loop
 from ...measure.profiling.profile import profile
@@ -125,11 +126,12 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
         task = as_in_a_plain_loop(task)
     folder.write_phase("applying the plan")
     started_s = time.monotonic()
-    training = _applied(request, task, is_limited=options.enforce)
+    base = Base() if request.device == "cpu" else None
+    training = _applied(request, task if base is None else base.with_data(task), is_limited=options.enforce)
     apply_s = time.monotonic() - started_s
     asked, applied = request.plan.settings.in_force(task.precision), training.settings
     folder.write_phase("training")
-    measurement = measure(training, task, options)
+    measurement = measure(training, task, options, base)
     is_wanted = options.parity_batch is not None and not options.is_out(measurement.stopped)
     if is_wanted and not measurement.parity.losses:
         del training

@@ -56,6 +56,9 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
     gained = gain(measured, measured if winner.number == 0 else reference, final.pairs, reason)
     # a plan says by itself what was measured
     settings = winner.applied.in_force(facts.precision)
+    if winner.settings.affect("function"):
+        measured = _with_tensors(session, measured, winner.settings)
+        reference = _with_tensors(session, reference, session.reference_settings) if reference is not None else None
     return Plan(
         task=TaskRef(source=options.task, fingerprint=facts.fingerprint, identity=facts.identity),
         budget=session.budget if session.budget.holds(measured.peak.process) else budget,
@@ -80,6 +83,16 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
             seed=options.seed,
         ),
     )
+
+
+def _with_tensors(session: Session, evidence: Evidence, settings: Settings) -> Evidence:
+    """With what is predicted of the tensors, where nothing measured them: what a smaller model saves of a process may
+    be little beside its imports, and is what counts on a card."""
+    known = session.foreseen.predict(settings)
+    if known is None or not known.tensor_bytes or evidence.peak.allocated is not None:
+        return evidence
+    peak = evidence.peak.model_copy(update={"tensors": ceil_mib(known.tensor_bytes)})
+    return evidence.model_copy(update={"peak": peak})
 
 
 def _unproven(session: Session, final: Final, found: Gain, reference: Evidence | None) -> str | None:

@@ -238,6 +238,7 @@ def combine(
             allocated=_largest([peak.allocated for peak in peaks]),
             host=_largest([peak.host for peak in peaks]),
             allocator_retries=max(peak.allocator_retries for peak in peaks),
+            above_base=_largest([peak.above_base for peak in peaks]),
             largest_of=peaks[0].largest_of,
         ),
         compile_s=_rounded(compile_s) if compile_s else None,
