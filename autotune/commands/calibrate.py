@@ -60,7 +60,7 @@ def calibrate(
         raise Uncalibrated(f"every trial of study {study.name} had loader workers or a cached epoch, which come on top")
     asked = PredictOptions(
         settings=tuple(settings for settings, _ in alone),
-        **on_device(facts.device, bool(facts.conv_dims)),
+        **on_device(facts.device, bool(facts.conv_dims), facts.tries_kernels),
         largest_of=LARGEST_OF if facts.shapes_vary else None,
         model_bytes=4 * facts.num_parameters,
         most_s=_MOST_CALIBRATING_S,

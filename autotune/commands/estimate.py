@@ -168,7 +168,7 @@ def read_task(what: WhatToEstimate, executor: Executor, time_budget: TimeBudget)
 def options_of(facts: Facts, limit_bytes: int) -> EstimateOptions:
     """What is asked of the job as it stands."""
     return EstimateOptions(
-        **on_device(facts.device, bool(facts.conv_dims)),
+        **on_device(facts.device, bool(facts.conv_dims), facts.tries_kernels),
         limit_bytes=limit_bytes,
         reference_batch=facts.effective_batch,
         reference_micro=facts.micro_batch,

@@ -18,6 +18,13 @@ _NATIVE_BF16 = (8, 0)
 _CUDNN = Interval(low=0, value=200 * MIB, high=350 * MIB)
 """What a context takes more once cuDNN is loaded. Beside BERT's, the process of resnet50, whisper and convnext_large
 took 60 to 360 MiB more on H100, H200 and L40S (milabench's rows)."""
+_TRIED = Interval(low=0, value=100 * MIB, high=600 * MIB)
+"""What it takes more where cuDNN tries every kernel (``torch.backends.cudnn.benchmark``), so that all are loaded:
+focalnet's process took 80 to 630 MiB more on an L40S (milabench's rows)."""
+_TRIED_NEWER = Interval(low=0, value=1200 * MIB, high=1900 * MIB)
+"""The same from Hopper on: 1,200 to 2,200 MiB on an H100, and 1,230 with one sample to a batch."""
+_NEWER = (9, 0)
+"""Hopper's compute capability."""
 _NEAREST = 4
 """Names that are offered in place of one that is not known."""
 
@@ -94,20 +101,27 @@ def find_cards(names: str) -> tuple[Card, ...]:
     return CARDS if names.strip().lower() == "all" else tuple(dict.fromkeys(map(_named, names.split(","))))
 
 
-def on_device(device: Device, has_convolutions: bool) -> dict[str, Any]:
-    """What the options of predictions take from the device that is planned for."""
+def on_device(device: Device, has_convolutions: bool, tries_kernels: bool = False) -> dict[str, Any]:
+    """What the options of predictions take from the device that is planned for.
+
+    Args:
+        device: a CPU, or a card that need not be here.
+        has_convolutions: whether the model has any, so that cuDNN is loaded.
+        tries_kernels: whether cuDNN tries every kernel of them.
+    """
     if device.type == "cpu":
         return {"target": "cpu"}
-    context = _context(_recognised(device.name), has_convolutions)
+    context = _context(_recognised(device.name))
+    if has_convolutions:
+        context = context.with_part(_CUDNN)
+        if tries_kernels:
+            context = context.with_part(_TRIED_NEWER if (device.capability or _NEWER) >= _NEWER else _TRIED)
     return {"target": "cuda", "capability": device.capability, "context": context}
 
 
-def _context(card: Card | None, has_convolutions: bool) -> Interval:
-    """What a process is charged beside what its allocator reserves."""
-    own = CONTEXT if card is None else CONTEXT.plus(card.context_mib * MIB - CONTEXT.value)
-    if not has_convolutions:
-        return own
-    return Interval(low=own.low + _CUDNN.low, value=own.value + _CUDNN.value, high=own.high + _CUDNN.high)
+def _context(card: Card | None) -> Interval:
+    """What a process is charged beside what its allocator reserves, without cuDNN."""
+    return CONTEXT if card is None else CONTEXT.plus(card.context_mib * MIB - CONTEXT.value)
 
 
 def _recognised(driver_name: str) -> Card | None:

@@ -45,6 +45,10 @@ class Interval(_Frozen):
         """The interval with known bytes added."""
         return Interval(low=self.low + num_bytes, value=self.value + num_bytes, high=self.high + num_bytes)
 
+    def with_part(self, part: Interval) -> Interval:
+        """The interval with another one added: at the ends, both are at theirs."""
+        return Interval(low=self.low + part.low, value=self.value + part.value, high=self.high + part.high)
+
 
 CONTEXT = Interval(low=300 * MIB, value=512 * MIB, high=768 * MIB)
 """What a CUDA context takes with torch's kernels loaded, on a card of which no more is known: 300 to 500 MiB are seen,

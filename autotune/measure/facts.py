@@ -49,6 +49,7 @@ def build_facts(
         "device": inspect_device(device),
         "torch_version": torch.__version__,
         "num_threads": torch.get_num_threads(),
+        "tries_kernels": torch.backends.cudnn.benchmark,
         "host_memory_bytes": available_host_bytes(),
         **_of_model(model, blocks),
         "dataset_length": data.length,

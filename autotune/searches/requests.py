@@ -117,7 +117,7 @@ class Requests:
             options=PredictOptions(
                 settings=tuple(every),
                 to_choose=tuple(to_choose),
-                **on_device(self.facts.device, bool(self.facts.conv_dims)),
+                **on_device(self.facts.device, bool(self.facts.conv_dims), self.facts.tries_kernels),
                 limit_bytes=int(limit_bytes / (1 + self.budget.margin)),
                 largest_of=LARGEST_OF if self.facts.shapes_vary else None,
                 model_bytes=4 * self.facts.num_parameters,

@@ -77,6 +77,15 @@ def test_a_context_moves_all_of_its_interval():
     assert found == {"target": "cuda", "capability": (9, 0), "context": CONTEXT.plus(138 * MIB)}
 
 
+@pytest.mark.parametrize(("name", "more"), [("NVIDIA H100 80GB HBM3", 1200), ("NVIDIA L40S", 100)])
+def test_trying_every_kernel_loads_all_of_cudnns(name: str, more: int):
+    """``torch.backends.cudnn.benchmark``: focalnet's process took as much more on an H100, of one sample already."""
+    device = Device(type="cuda", name=name, memory_bytes=2**34, capability=(9, 0) if more > 1000 else (8, 9), bf16=True)
+    chosen, tried = (on_device(device, True, tries)["context"] for tries in (False, True))
+    assert (tried.value - chosen.value) // MIB == more
+    assert on_device(device, False, True)["context"] == on_device(device, False)["context"]
+
+
 def test_a_driver_keeps_what_nvidia_smi_counts_as_used():
     """81,559, 143,771 and 46,068 MiB are nvidia-smi's totals."""
     totals = {card.name: card.memory_mib + card.driver_mib for card in CARDS if card.driver_mib}

@@ -114,6 +114,11 @@ def test_a_precision_is_not_refused_where_the_model_is_not_run():
     assert inspect_task(_with("mlp", precision="tf32"), options, "cpu").precision == "tf32"
 
 
+def test_a_job_that_has_cudnn_try_every_kernel_is_known_for_it(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert _inspect(ZOO["cnn"], runs_model=False).tries_kernels
+
+
 def test_a_stream_is_not_cut_unevenly_by_the_job_either():
     with pytest.raises(TaskError, match=r"8 samples a step are no multiple of micro_batch_size = 3"):
         _inspect(_with("stream", micro_batch_size=3))

@@ -82,6 +82,8 @@ class Facts(_Frozen):
     """Class of the repeated blocks, for people."""
     conv_dims: tuple[int, ...]
     """Spatial dimensions of the model's convolutions: (2,) for an image model, () for none."""
+    tries_kernels: bool = False
+    """Whether the job has cuDNN try every kernel of a convolution (``torch.backends.cudnn.benchmark``)."""
     channels_last_fault: str | None = None
     """Why convolutions that read channels last would be at fault on this device; None where nothing is known."""
     pruning_obstacle: str | None = None
