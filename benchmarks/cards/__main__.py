@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import csv
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from autotune.estimates import EstimateOptions
 from autotune.estimates.cards import Card, on_device
@@ -16,13 +16,12 @@ from autotune.estimates.memory_model import MemoryModel
 from autotune.estimates.memory_model_cache import MemoryModelCache
 from autotune.estimates.predictor import Predictor
 from autotune.plan import Plan
-from autotune.techniques import Settings
 from autotune.training.skip_init import skip_init
 from autotune.units import MIB
 
 from ..rows import save_rows
-from .jobs import JOBS, Job, has_convolutions
-from .known import CARDS, FULL, total_mib
+from .jobs import JOBS, LEFT_OUT, Job, has_convolutions
+from .known import CARDS, FULL, Known, total_mib
 from .rungs import print_rungs
 from .speed import print_speeds
 from .vision import import_torchvision
@@ -30,6 +29,7 @@ from .vision import import_torchvision
 Row = dict[str, Any]
 _MEASURED = Path(__file__).parent / "measured" / "milabench.csv"
 _LARGE = 8 * 1024 * MIB
+_NUM_RUNGS = 200
 _MEDIAN_BAR, _P95_BAR, _ABOVE_BAR, _SMALL_BAR = 0.02, 0.06, 0.05, 400 * MIB
 
 
@@ -40,27 +40,41 @@ def main() -> None:
     parser.add_argument("--card", choices=CARDS, action="append", help="default: all")
     parser.add_argument("--rungs", action="store_true", help="timm's largest batches on an RTX 3090 instead")
     parser.add_argument("--speed", action="store_true", help="milabench's batch curves as searches instead")
-    parser.add_argument("--model", action="append", help="of timm, with --rungs; default: all")
+    parser.add_argument("--model", action="append", help="of timm, with --rungs; default: every family's in turn")
+    parser.add_argument("--most", type=int, default=_NUM_RUNGS, help="models, with --rungs")
     parser.add_argument("--keep", action="store_true", help="add the rows to benchmarks/results")
     arguments = parser.parse_args()
     if arguments.rungs:
-        print_rungs(arguments.model, arguments.keep)
+        print_rungs(arguments.model, arguments.most, arguments.keep)
         return
     if arguments.speed:
         print_speeds(_MEASURED, arguments.keep)
         return
     rows: list[Row] = []
     for name in arguments.job or JOBS:
-        for card in arguments.card or CARDS:
-            found = [_row(one) for one in measured(name, card)]
-            rows += found
-            if found:
-                print(f"{name} on {card}: " + "; ".join(map(_told, _shown(found))), flush=True)
-    for known, is_held_out in (("developed on", False), ("held out", True)):
-        for line in _verdict([row for row in rows if row["is_held_out"] == is_held_out]):
+        try:
+            rows += _rows(name, arguments.card or CARDS)
+        except ModuleNotFoundError as error:
+            print(f"{name}: left out: {error}")
+    for name, reason in () if arguments.job else LEFT_OUT.items():
+        print(f"{name}: left out: {reason}")
+    for known in get_args(Known):
+        for line in _verdict([row for row in rows if row["known"] == known]):
             print(f"{known}, {line}")
     if arguments.keep:
         print(save_rows("cards", "cpu", rows))
+
+
+def _rows(name: str, cards: Iterable[str]) -> list[Row]:
+    """Those of a benchmark, printed. A peak that is less than its weights in half precision was not the training's."""
+    rows: list[Row] = []
+    least_mib = 2e6 * _job(name).num_parameters / MIB
+    for card in cards:
+        found = [_row(one) for one in measured(name, card) if float(one["mib"]) >= least_mib]
+        rows += found
+        if found:
+            print(f"{name} on {card}: " + "; ".join(map(_told, _shown(found))), flush=True)
+    return rows
 
 
 def measured(job: str, card: str) -> Iterator[dict[str, str]]:
@@ -75,10 +89,10 @@ def measured(job: str, card: str) -> Iterator[dict[str, str]]:
 def _row(one: dict[str, str]) -> Row:
     batch, peak = int(one["batch"]), round(float(one["mib"]) * MIB)
     card = CARDS[one["card"]]
-    found = _predictor(one["job"], card).process(batch, Settings()).plus(card.driver_mib * MIB)
+    found = _predictor(one["job"], card).process(batch, _job(one["job"]).settings).plus(card.driver_mib * MIB)
     return {
         "job": one["job"],
-        "is_held_out": _job(one["job"]).is_held_out,
+        "known": _job(one["job"]).known,
         "card": one["card"],
         "batch": batch,
         "measured_bytes": peak,
@@ -122,8 +136,8 @@ def _predictor(name: str, card: Card) -> Predictor:
     accumulated micro-batches on."""
     job = _job(name)
     options = EstimateOptions(
-        settings=Settings(),
-        **on_device(card.device, has_convolutions(job.task)),
+        settings=job.settings,
+        **on_device(card.device, has_convolutions(job.task), job.tries_kernels),
         reference_batch=2**20 if job.has_gradients_in_forward else 1,
         is_held=job.has_gradients_in_forward,
     )

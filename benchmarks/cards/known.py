@@ -1,8 +1,14 @@
-"""The cards that were measured."""
+"""The cards that were measured, and how well their rows are known."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from autotune.estimates.cards import find_cards
+
+Known = Literal["developed on", "seen since", "held out"]
+"""When rows were looked at: while the predictor was developed; once, at the end, and since, for causes in torch; once,
+at the end."""
 
 CARDS = {card.name: card for card in find_cards("h100,h200,l40s")}
 """Those whose rows are predicted, by name."""
