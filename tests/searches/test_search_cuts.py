@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from autotune.searches.events import CutsEnded, CutsStarted, Warned
 from autotune.searches.options import Drop
 from autotune.techniques import Settings
 from autotune.techniques.low_rank import LowRank
+from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
 from autotune.workers import Crashed, CutsJudged, Failed, JudgeRequest, Outcome
 from autotune.workers.table import TableExecutor
@@ -46,11 +48,11 @@ def judged(*cuts: JudgedCut, **changes: object) -> CutsJudged:
 class Table(TableExecutor):
     """The reference and two cuts, of 1 and of 2 and 4 times its speed; what judging comes to, attempt by attempt."""
 
-    def __init__(self, *outcomes: Outcome) -> None:
+    def __init__(self, *outcomes: Outcome, also: Sequence[Settings] = ()) -> None:
         self._outcomes = iter(outcomes)
         rows = [
             row(one, samples_per_s=(100 * speed,), peak_bytes=(100 * MIB,), quality=(Quality(value=89.9),))
-            for one, speed in ((REFERENCE, 1), (HALF, 2), (BOTH, 4))
+            for one, speed in ((REFERENCE, 1), (HALF, 2), (BOTH, 4), *((one, 8) for one in also))
         ]
         super().__init__(JUDGED, rows, judge=lambda request: next(self._outcomes))
 
@@ -141,3 +143,35 @@ def test_a_search_that_goes_on_judges_nothing_anew(asked):
     run = run_search(asked.model_copy(update={"resume": True}), executor=table)
     assert table.judging == []
     assert run.plan.settings == HALF
+
+
+def test_a_finalist_that_rounds_nothing_is_proven_by_what_was_judged_before_any_trial(asked):
+    """Half the widths loses a tenth of a point from each of three seeds: its rounds are for speed and memory."""
+    table = Table(judged(cut(HALF, 0.5, 89.9, 89.9, 89.9)))
+    run = run_search(asked, executor=table)
+    assert len(table.judging) == 1
+    assert {one.options.quality for one in table.requests if one.kind == "measure"} == {None}
+    assert (run.plan.quality.value, run.plan.quality.reference, run.plan.quality.pairs) == (89.9, 90.0, 3)
+
+
+def test_one_whose_proof_is_open_is_judged_from_three_more_seeds_in_one_process(asked):
+    """It loses 0.5, 0.9 and 0.8 of one point. From the others it loses nothing, or two points: then it falls."""
+    for later, settings in ((90.0, HALF), (88.0, REFERENCE)):
+        table = Table(judged(cut(HALF, 0.5, 89.5, 89.1, 89.2)), judged(cut(HALF, 0.5, later, later, later)))
+        run = run_search(asked, executor=table)
+        first, more = table.judging
+        assert (first.options.seeds, more.options.seeds) == ((0, 1, 2), (3, 4, 5))
+        assert more.options.candidates == (HALF,)
+        assert run.plan.settings == settings
+
+
+def test_one_that_rounds_beside_its_cut_is_judged_as_it_is_beside_known_qualities_of_the_reference(asked):
+    Path("space.yaml").write_text(f"{SPACE}precision: [{{kind: bf16}}]\n")
+    rounded = HALF.having(Precision(kind="bf16"))
+    table = Table(judged(cut(HALF, 0.5, 89.9, 89.9, 89.9)), judged(cut(rounded, 0.5, 89.8, 89.8, 89.8)), also=[rounded])
+    run = run_search(asked, executor=table)
+    assert run.plan.settings == rounded
+    proof = table.judging[1].options
+    assert (proof.candidates, proof.seeds, proof.allowed) == ((rounded,), (0, 1, 2), None)
+    assert [one.value for one in proof.reference] == [90.0, 90.0, 90.0]
+    assert run.plan.quality.value == 89.8

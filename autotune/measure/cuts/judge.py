@@ -117,7 +117,7 @@ class _Judge:
         self._began_s = time.monotonic()
         self._kept = Kept(options)
         self._found = self._kept.found or Cuts(
-            reference=JudgedCut(settings=plan.settings),
+            reference=JudgedCut(settings=plan.settings, qualities=options.reference),
             cuts=tuple(JudgedCut(settings=one) for one in options.candidates),
         )
         self._running: dict[int, _Runner] = {}

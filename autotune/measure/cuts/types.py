@@ -24,6 +24,8 @@ class JudgeOptions(_Frozen):
     """From each of which the reference is judged, and what comes to the end."""
     candidates: tuple[Settings, ...]
     """That change what the model computes."""
+    reference: tuple[Quality, ...] = ()
+    """Of the job as it stands, from the first seeds, where an earlier process has judged it."""
     allowed: PositiveFloat | None = None
     """Drop in quality that is allowed, in units of it or, with ``is_share``, of the reference's; candidates that are
     the worse by it end before the others. None takes all of them to the end."""

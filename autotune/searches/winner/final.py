@@ -20,6 +20,9 @@ class Final:
     rounds: tuple[Pair, ...] = ()
     """The winner's fresh measurements, each with the reference's; empty when there was no time for any."""
 
+    proven: tuple[tuple[Quality, Quality], ...] = ()
+    """The winner's quality and the reference's from one seed each, where one process judged both."""
+
     @property
     def pairs(self) -> list[Pair]:
         """The rounds that count: the undisturbed ones, or all where too few are."""
@@ -33,7 +36,7 @@ class Final:
     @property
     def qualities(self) -> list[tuple[Quality, Quality]]:
         """The winner's and the reference's, from one seed each."""
-        return qualities(self.rounds)
+        return [*self.proven] or qualities(self.rounds)
 
     @property
     def repeats(self) -> list[Measurement]:

@@ -16,7 +16,7 @@ from ...measure import Measurement
 from ...workers import Compared, CompareRequest, Dropped, Measured, MeasureRequest, Outcome
 from ..events import FinalistEnded, TrialStarted
 from ..runs import run_once
-from ..session import Session
+from ..session import Pairs, Session
 from ..store.pace import weighed
 from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS
@@ -25,6 +25,7 @@ from .by_turns import MOST_ROUNDS_BY_TURNS, NUM_ROUNDS_BY_TURNS, can_take_turns,
 from .evaluation import find_batch, with_batch
 from .evidence import Pair, are_sure, interval, undisturbed
 from .final import Final, qualities, run_name
+from .proven import prove
 from .rivals import finalists_of, rivals_of
 
 _BESIDE, _BY_TURNS, _ANEW, _COMPARED, _QUALITY = ":reference", ":turns", ":anew", ":compared", "quality"
@@ -69,6 +70,8 @@ class _Finals:
     _evaluation_batch: int | None = None
     """Of the winner; None is that of its trial."""
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _proven: Pairs = ()
+    """Qualities of the candidate and of the reference, where one process judged both; none where rounds do."""
     _reference_failed: bool = False
     """Whether the reference did not run again beside the candidate that is measured."""
 
@@ -86,7 +89,7 @@ class _Finals:
         if winner.number != 0 and self._reference_is_better(winner, rounds):
             own = [Pair(pair.reference) for pair in rounds if pair.reference is not None]
             return Final(self.session.reference, tuple(own))
-        return Final(winner, tuple(rounds))
+        return Final(winner, tuple(rounds), tuple(self._proven))
 
     def _repeats_reference(self) -> bool:
         reference = self.session.reference
@@ -176,7 +179,12 @@ class _Finals:
         rounds: list[Pair] = []
         self._reference_failed = False
         is_paired = candidate.number != 0 and self._repeats_reference()
-        judged, budget = candidate.settings.affect("function"), self.session.budget_of(candidate.number)
+        changes = candidate.settings.affect("function")
+        self._proven = prove(self.session, candidate, self._is_unknown) if changes else ()
+        if self._proven:
+            self._hold_quality(candidate, ())
+        judged = changes and not self._proven
+        budget = self.session.budget_of(candidate.number)
         by_turns = is_paired and not judged and can_take_turns(self.session, candidate)
         if by_turns:
             num_planned = min(num_planned, NUM_ROUNDS_BY_TURNS)
@@ -189,7 +197,7 @@ class _Finals:
                 if by_turns:
                     rounds.append(self._take_turns(candidate, number, runs_left))
                 else:
-                    self._run_in_turn(candidate, rounds, runs_left, is_paired)
+                    self._run_in_turn(candidate, rounds, runs_left, is_paired, judged)
                 if judged and self._judgement(rounds) == "dropped":
                     break
         except _OutOfTime:
@@ -230,10 +238,10 @@ class _Finals:
             return Pair(found)
         return Pair(found, outcome.other.measurement, outcome.turns if len(outcome.turns) > 1 else ())
 
-    def _run_in_turn(self, candidate: Tried, rounds: list[Pair], runs_left: int, is_paired: bool) -> None:
+    def _run_in_turn(self, candidate: Tried, rounds: list[Pair], runs_left: int, is_paired: bool, judged: bool) -> None:
         """A round in which the reference runs right after the candidate; the candidate's half stands if the time is up
         meanwhile."""
-        number, judged = len(rounds) + 1, candidate.settings.affect("function")
+        number = len(rounds) + 1
         key = self._key(candidate, number, judged)
         while is_paired and self._is_half(key):
             key += _ANEW
@@ -244,8 +252,12 @@ class _Finals:
             rounds[-1] = Pair(found, self._run_reference(number, key + _BESIDE, runs_left - 1, judged))
 
     def _judgement(self, rounds: Sequence[Pair]) -> Judgement:
-        drop, found = self.session.options.max_quality_drop, qualities(rounds)
+        drop, found = self.session.options.max_quality_drop, self._proven or qualities(rounds)
         return judge_quality(found, drop) if found and drop is not None else "unknown"
+
+    def _is_unknown(self, pairs: Pairs) -> bool:
+        drop = self.session.options.max_quality_drop
+        return drop is not None and judge_quality(pairs, drop) == "unknown"
 
     def _hold_quality(self, candidate: Tried, rounds: Sequence[Pair]) -> None:
         """Demand proof that a winner which changes what the model computes is within the allowed drop.
@@ -256,7 +268,7 @@ class _Finals:
         judgement, drop = self._judgement(rounds), self.session.options.max_quality_drop
         if judgement == "kept":
             return
-        found = qualities(rounds)
+        found = self._proven or qualities(rounds)
         said = reason_of(found, drop) if found and drop is not None else "its quality was not compared"
         if judgement == "unknown":
             said += f": too few or too unlike to tell, after {len(found)} seed{'' if len(found) == 1 else 's'}"
