@@ -23,6 +23,11 @@ def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> A
     return _rebuilt(batch, lambda value: to_device(value, device, non_blocking))
 
 
+def samples_in(nested: Any, otherwise: int = 0) -> int:
+    """By the first dimension of the first tensor that has one; ``otherwise`` where none has."""
+    return next((len(tensor) for tensor in tensors_in(nested) if tensor.dim()), otherwise)
+
+
 def widened(outputs: Any, dtype: torch.dtype) -> Any:
     """What a model returns under autocast, with its tensors of bf16 and fp16 in ``dtype``, as they are without.
 

@@ -285,6 +285,11 @@ class Plan(_Section):
     search: SearchRecord | None = None
     """How it was found."""
 
+    @property
+    def evaluation_batch(self) -> int | None:
+        """Samples that it evaluates at once; None where nothing says."""
+        return None if self.evaluation is None else self.evaluation.batch
+
     @field_validator("settings")
     @classmethod
     def _check_go_together(cls, settings: Settings) -> Settings:

@@ -224,6 +224,12 @@ class Compared(_Outcome):
 
 COMPARED: TypeAdapter[Compared] = TypeAdapter(Compared)
 
+
+def sides_of(outcome: Outcome) -> tuple[Outcome | None, ...]:
+    """Both of two that took turns; else the outcome itself."""
+    return (outcome.one, outcome.other) if isinstance(outcome, Compared) else (outcome,)
+
+
 Outcome = Annotated[
     Inspected
     | Measured

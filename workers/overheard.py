@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from ._base import Executor
-from .outcome import Compared, Outcome
+from .outcome import Outcome, sides_of
 from .request import TrialRequest
 
 
@@ -36,7 +36,7 @@ class Overheard(Executor):
                 heard.set_exception(error)
                 return
             outcome = ended.result()
-            for one in (outcome.one, outcome.other) if isinstance(outcome, Compared) else (outcome,):
+            for one in sides_of(outcome):
                 if one is not None and one.output:
                     self._hear(request.id, one.output)
             heard.set_result(outcome)

@@ -16,7 +16,7 @@ from ..measure.timing.turns import is_enough
 from ..plan import Peak, Speed
 from ..techniques import Facts, Settings
 from ._base import Executor
-from .outcome import COMPARED, Crashed, Failed, Inspected, Measured, Outcome, Predicted, Turn
+from .outcome import COMPARED, STOPPED, Failed, Inspected, Measured, Outcome, Predicted, Turn
 from .pool import done
 from .request import CompareRequest, InspectRequest, JudgeRequest, MeasureRequest, PredictRequest, TrialRequest
 
@@ -128,7 +128,7 @@ class TableExecutor(Executor):
 
     def _answer(self, request: TrialRequest) -> Outcome:
         if self._is_closed:
-            return Crashed(message="stopped: the executor was closed")
+            return STOPPED
         self.requests.append(request)
         match request:
             case InspectRequest():

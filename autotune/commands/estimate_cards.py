@@ -46,7 +46,9 @@ def estimate_cards(what: WhatToEstimate, json: bool, verbose: bool) -> int:
         )
     tell(f"reading the task: {what.task}")
     with trials(Where("local", verbose=verbose), what.task, "cpu") as executor:
-        found = estimate_on_each(what, executor, lambda event: tell(_told(event)))
+        found = estimate_on_each(
+            what, executor, lambda event: tell(facts_line(event) if isinstance(event, Facts) else line(event))
+        )
     if json:
         print_json(as_json(found))
     else:
@@ -92,7 +94,3 @@ def _by_capability(cards: tuple[Card, ...]) -> Iterator[list[Card]]:
     """In the order in which they were asked for."""
     for capability in dict.fromkeys(card.capability for card in cards):
         yield [card for card in cards if card.capability == capability]
-
-
-def _told(event: Facts | OnCard) -> str:
-    return facts_line(event) if isinstance(event, Facts) else line(event)

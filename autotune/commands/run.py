@@ -28,7 +28,7 @@ def run(path: Path, command: Sequence[str], strict: bool = False, enforce: bool 
     if command[0].startswith("-"):
         raise UserError(f"{command[0]}: options stand before the plan: `autotune run {command[0]} {path} -- python …`.")
     plan = load_plan(path)
-    settings, evaluation = plan.settings, plan.evaluation.batch if plan.evaluation is not None else None
+    settings, evaluation = plan.settings, plan.evaluation_batch
     splits = is_split_otherwise(command, own_share(settings))
     command, changed = told(command, own_share(settings), evaluation)
     if changed is not None:

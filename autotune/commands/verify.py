@@ -82,7 +82,7 @@ def job_of(
         return _beside(path or Path("plan.yaml"), plan), None, ()
     if len(job) == 1:
         return job[0], None, ()
-    evaluation = plan.evaluation.batch if plan.evaluation is not None else None
+    evaluation = plan.evaluation_batch
     command, changed = told(job, own_share(plan.settings), evaluation)
     notes = (changed, other_than_asked(command))
     return script_name(command), tuple(command), tuple(note for note in notes if note is not None)

@@ -25,6 +25,7 @@ from .positions import Position, Positions, Start
 from .sameness import Sameness
 from .worker_queues import hold_queues
 
+EMPTY = "build_dataset returned an empty dataset. Training needs at least one sample."
 _WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 
 
@@ -87,7 +88,7 @@ class Loader:
                 )
         else:
             if len(spec.dataset) == 0:
-                raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
+                raise TaskError(EMPTY)
             self._cut = Cut(sampler, batch, options.pop("drop_last", False), ranks)
         self._options = options
 
@@ -266,7 +267,7 @@ class Loader:
                 yield held[1], Position(held[0], place % self.batch.accumulate == 0, place=place - 1)
             held = num_samples, batch
         if held is None:
-            raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
+            raise TaskError(EMPTY)
         yield held[1], Position(held[0], ends_step=True, place=place)
 
 

@@ -50,8 +50,8 @@ def _of_accelerate(settings: Settings) -> Iterator[str]:
 
 
 def _of_timm(plan: Plan) -> Iterator[str]:
-    if plan.evaluation is not None and plan.evaluation.batch is not None:
-        yield f"{TIMM.evaluation[0]} {plan.evaluation.batch}"
+    if plan.evaluation_batch is not None:
+        yield f"{TIMM.evaluation[0]} {plan.evaluation_batch}"
     for name, value in plan.settings.options_of("timm").items():
         yield f"--{name}" if value is True else f"--{name} {value}"
 

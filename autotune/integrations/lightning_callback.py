@@ -138,7 +138,7 @@ class PlanCallback(Callback):
 
     def _watch_validation(self, trainer: Trainer) -> None:
         """Have the job validate in the plan's evaluation batch."""
-        if self.plan.evaluation is None or (batch := self.plan.evaluation.batch) is None:
+        if (batch := self.plan.evaluation_batch) is None:
             return
         loop = trainer.fit_loop.epoch_loop.val_loop
         loop._combined_loader, source = None, loop._data_source

@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from ..errors import TaskError
 from ..measure.checks.quality import NoQuality
 from ..measure.evaluation import tell_of_batch
-from ..nested import tensors_in
+from ..nested import samples_in
 from ..training.data_loader import has_own_batches, rebatched
 from .lightning_hooks import batch_hook, is_own, logging_to
 
@@ -112,7 +112,7 @@ class _Validation:
         batch = batch_hook(module, self._data, "transfer_batch_to_device")(batch, module.device, number)
         batch = batch_hook(module, self._data, "on_after_batch_transfer")(batch, number)
         tell_of_batch(batch)
-        logged.num_samples = next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 1)
+        logged.num_samples = samples_in(batch, 1)
         place = (batch, batch_idx, *((number,) if logged.suffix else ()))
         module.on_validation_batch_start(*place)
         takes = inspect.signature(module.validation_step).parameters

@@ -54,7 +54,7 @@ def from_lightning(
     found: dict[str, Any] = {
         "build_model": functools.partial(_built, build_module),
         "build_dataset": lambda: loader.dataset,
-        "compute_loss": functools.partial(_compute_loss, data),
+        "compute_loss": functools.partial(training_loss, data=data),
         "build_optimizer": _build_optimizer,
         "build_scheduler": _build_scheduler,
         "collate": loader.collate_fn,
@@ -99,10 +99,6 @@ def training_loss(module: Any, batch: Any, data: Any = None) -> Any:
             'a dict with "loss".'
         )
     return loss
-
-
-def _compute_loss(data: Any, model: Any, batch: Any) -> Any:
-    return training_loss(model, batch, data)
 
 
 def _built(build_module: Callable[[], Any]) -> Any:

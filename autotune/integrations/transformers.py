@@ -27,8 +27,8 @@ def arguments(plan: Plan) -> dict[str, Any]:
     settings, given = plan.settings, dict(_OFF)
     if (batch := even_batch(plan, "a Trainer")) is not None:
         given |= {"per_device_train_batch_size": batch.micro, "gradient_accumulation_steps": batch.accumulate}
-    if plan.evaluation is not None and plan.evaluation.batch is not None:
-        given["per_device_eval_batch_size"] = plan.evaluation.batch
+    if plan.evaluation_batch is not None:
+        given["per_device_eval_batch_size"] = plan.evaluation_batch
     return given | settings.options_of("Trainer")
 
 

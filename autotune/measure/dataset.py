@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 
+from ..data.loader import EMPTY
 from ..data.own_loader import OwnLoader
 from ..data.sameness import NUM_SAMPLES, mixed, reads_alike
 from ..errors import TaskError
@@ -59,7 +60,7 @@ def inspect_dataset(task: Task, dataset: Any) -> DatasetFacts:
     num_read = _BATCHES * NUM_SAMPLES if own else NUM_SAMPLES  # shapes vary between batches, not within one
     samples = list(itertools.islice(iter(dataset), num_read)) if streams else [dataset[i] for i in indices]
     if not samples:
-        raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
+        raise TaskError(EMPTY)
     collate = task.collate or default_collate
     collated = [list(tensors_in(collate([sample]))) for sample in samples]
     shapes = {tuple((t.dtype, t.shape) for t in tensors) for tensors in collated}

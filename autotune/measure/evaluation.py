@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import TaskError
 from ..internals import lost
-from ..nested import tensors_in
+from ..nested import samples_in
 from ..plan import Budget
 from ..ranks import of_first, this_rank, world_size
 from ..task import Task
@@ -225,4 +225,4 @@ class _Watch:
         is_enough = self._is_over or self._record.seconds() > self._options.most_s
         if self._stop.is_at(self._record.num_calls, is_enough):
             raise _Enough
-        self._record.call(next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 0))
+        self._record.call(samples_in(inputs))

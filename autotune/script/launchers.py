@@ -72,12 +72,8 @@ class Launch(NamedTuple):
             return None
         named = next((name for flag, name in _ENGINES.items() if flag in self.options), None)
         kind = str(self.config.get("distributed_type", "")).upper()
-        return named or (
-            "SageMaker" if "compute_environment" in self.config and self._is_elsewhere() else _KINDS.get(kind)
-        )
-
-    def _is_elsewhere(self) -> bool:
-        return str(self.config["compute_environment"]).upper() == "AMAZON_SAGEMAKER"
+        is_elsewhere = str(self.config.get("compute_environment")).upper() == "AMAZON_SAGEMAKER"
+        return named or ("SageMaker" if is_elsewhere else _KINDS.get(kind))
 
 
 def launch_of(command: Sequence[str]) -> Launch | None:

@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..measure.losses import Losses
 from ..measure.timing.moments import Gap, Gaps
-from ..nested import tensors_in
+from ..nested import samples_in
 from ..ranks import world_size
 
 _CPU = torch.device("cpu")
@@ -146,8 +146,3 @@ def _drawn(iterator: Any, batch: Any) -> int:
         num_before: int = size * (iterator._num_yielded - 1)
         return min(size, len(sampler.sampler) - num_before)
     return samples_in(batch)
-
-
-def samples_in(nested: Any) -> int:
-    """By the first dimension of the first tensor."""
-    return next((len(tensor) for tensor in tensors_in(nested) if tensor.dim()), 0)

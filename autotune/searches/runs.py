@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..workers import Compared, Outcome, Predicted, PredictRequest, TimedOut, TrialRequest
+from ..workers import Outcome, Predicted, PredictRequest, TimedOut, TrialRequest
+from ..workers.outcome import sides_of
 from .event import Event
 from .session import Session
 from .time_budget import LEAST_SHARE_S
@@ -70,5 +71,4 @@ def _asked_again(session: Session, request: TrialRequest, outcome: Outcome) -> O
 
 def _ran_out(outcome: Outcome) -> bool:
     """Whether a measurement, or one side of two, did not end in time."""
-    sides = (outcome.one, outcome.other) if isinstance(outcome, Compared) else (outcome,)
-    return any(isinstance(side, TimedOut) for side in sides)
+    return any(isinstance(side, TimedOut) for side in sides_of(outcome))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..workers import Compared, Measured, Outcome
+from ..workers import Measured, Outcome
+from ..workers.outcome import sides_of
 
 Spent = Mapping[str, Mapping[str, float]]
 """Seconds by what was done, and by the phases of its runs."""
@@ -52,8 +53,7 @@ class Seconds:
     def learn(self, name: str, outcome: Outcome) -> None:
         """Take in the outcome of the request of this name."""
         done = _REFERENCE if name == "trial-000" else _DONE.get(name.partition("-")[0], _FINALISTS)
-        sides = (outcome.one, outcome.other) if isinstance(outcome, Compared) else (outcome,)
-        measured = [side.measurement.phases_s for side in sides if isinstance(side, Measured)]
+        measured = [side.measurement.phases_s for side in sides_of(outcome) if isinstance(side, Measured)]
         phases_s = _sum(*measured)
         if len(measured) == 2:  # both start at once, and compute in turn
             longer = {phase: max(one.get(phase, 0.0) for one in measured) for phase in _STARTING}

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, default_collate
 
 from ..data.cut import Alike
-from ..data.loader import Loader
+from ..data.loader import EMPTY, Loader
 from ..errors import PlanError, TaskError
 from ..plan import Plan
 from ..randomness import seed_everything, undisturbed
@@ -106,8 +106,7 @@ def apply(
         seed_everything(seed + ranks.rank)  # dropout and augmentation of its own; rank 0 has those of one process
     applied = settings.as_applied(within(model))
     training = Training(model, optimizer, loader, task, applied, halve_when_out_of_memory)
-    planned = plan.evaluation.batch if plan.evaluation is not None else None
-    training.evaluation_batch = planned or task.evaluation_batch(batch.micro)
+    training.evaluation_batch = plan.evaluation_batch or task.evaluation_batch(batch.micro)
     return training
 
 
@@ -139,7 +138,7 @@ def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0, rank
     if isinstance(spec.dataset, IterableDataset):
         return Loader(spec if task.shards_by_worker else _with_one_worker(spec), batch, None, ranks)
     if len(spec.dataset) == 0:
-        raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
+        raise TaskError(EMPTY)
     if task.build_sampler is None:
         return Loader(spec, batch, RandomSampler(spec.dataset, generator=torch.Generator().manual_seed(seed)), ranks)
     sampler = task.build_sampler(spec.user_dataset)

@@ -12,7 +12,7 @@ import torch
 from ..data.positions import Position
 from ..device_memory import cap
 from ..errors import AutotuneError, Caught
-from ..nested import rows_of, tensors_in
+from ..nested import rows_of, samples_in, tensors_in
 from ..ranks import this_rank, world_size
 from .out_of_memory import is_out_of_memory, ran_out
 from .together import RanOutElsewhere, Together
@@ -207,7 +207,7 @@ class Halving:
         if self.times == 0:
             yield batch, position
             return
-        num_samples = position.num_samples if position is not None else _first_dimension(batch)
+        num_samples = position.num_samples if position is not None else samples_in(batch)
         if num_samples <= self.micro:
             yield batch, position
             return
@@ -231,7 +231,3 @@ def _joined(passed: list[_Passed]) -> _Passed:
     total = sum(mean * count for mean, count in passed)
     assert isinstance(total, torch.Tensor), "of the losses"
     return total / (torch.where(count == 0, 1, count) if isinstance(count, torch.Tensor) else count or 1.0), count
-
-
-def _first_dimension(batch: Any) -> int:
-    return next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 0)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from pydantic import ValidationError
 
@@ -87,6 +87,11 @@ class TrialFolder:
         """What was asked."""
         with self._held():
             return REQUEST.validate_json((self.path / "request.json").read_bytes())
+
+    def answer_anew(self, spawned_s: float) -> NoReturn:
+        """Become a new interpreter that answers what was asked."""
+        command = [sys.executable, "-P", "-m", f"{__package__}.child", str(self.path), repr(spawned_s)]
+        os.execv(sys.executable, command)
 
     def write_phase(self, phase: str) -> None:
         """Say what the trial is about to do: ``loading the task``."""

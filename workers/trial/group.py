@@ -80,8 +80,7 @@ def run_group(
 
     def begin() -> NoReturn:
         if request.fresh:
-            command = [sys.executable, "-P", "-m", "autotune.workers.trial.child", str(folder.path), repr(spawned_s)]
-            os.execv(sys.executable, command)
+            folder.answer_anew(spawned_s)
         run(folder, spawned_s)
 
     running = {_start(Ranks(rank, size), begin): rank for rank in range(size)}

@@ -71,8 +71,7 @@ def _run(folder: TrialFolder, request: TrialRequest, fresh: bool, spawned_s: flo
         os.environ[TRIAL_VARIABLE] = str(folder.path)
         os.execvp(request.command[0], request.command)
     if fresh:
-        command = [sys.executable, "-P", "-m", "autotune.workers.trial.child", str(folder.path), repr(spawned_s)]
-        os.execv(sys.executable, command)
+        folder.answer_anew(spawned_s)
     from .child import run_trial
 
     count_files_of(os.getppid())

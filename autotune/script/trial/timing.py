@@ -19,9 +19,10 @@ from ...measure.memory import Charge, of_others
 from ...measure.timing.compile_time import CompileTime
 from ...measure.timing.engine import Reading, Timing, WarmUp
 from ...measure.timing.moments import DeviceClock, moment
+from ...nested import samples_in
 from ...workers import Measured, NonFinite, Outcome
 from ...workers.request import MeasureRequest
-from ..observer import Observer, samples_in
+from ..observer import Observer
 
 _STEPS_AFTER_FIRST = 2
 """Fewest steps of a warm-up, after the script's first."""
@@ -67,8 +68,7 @@ class ScriptTiming(Observer):
         self._is_of_step = False
         """Whether it evaluates after each."""
         self._pause = _Pause(self._device, self._compile_time)
-        planned = request.plan.evaluation.batch if request.plan.evaluation is not None else None
-        self._evaluations = _Evaluations(planned, self._device, self._compile_time)
+        self._evaluations = _Evaluations(request.plan.evaluation_batch, self._device, self._compile_time)
         self._warm_up: WarmUp | None = None
         self._timing: Timing | None = None
 
