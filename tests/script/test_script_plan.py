@@ -20,11 +20,9 @@ from torch import nn
 import autotune as package
 from autotune.bundle import device_name
 from autotune.plan import Budget, Environment, Plan, TaskRef
-from autotune.script.plan.job import _beyond
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
-from autotune.techniques.compile import Compile
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
 from autotune.techniques.low_rank import LowRank
@@ -348,12 +346,24 @@ def test_a_plan_for_another_device_or_model_is_refused(run, script, capsys):
         ({"variant": Variant(kind="small")}, "the script builds its own model"),
         ({"optimizer_step": OptimizerStep(kind="in_backward")}, "in_backward frees gradients"),
         ({"precision": Precision(kind="fp16")}, "fp16 needs a loss scaler"),
-        ({"compile": Compile(kind="model")}, None),
     ],
 )
-def test_what_no_script_can_have_is_known_before_it_starts(settings, reason):
-    found = _beyond(Plan(settings=Settings(**settings)))
-    assert found is None if reason is None else reason in found
+@pytest.mark.parametrize("applies_itself", [False, True])
+def test_what_no_script_can_have_is_refused_unless_it_applies_its_plan_itself(
+    applies_itself, settings, reason, run, script, capsys
+):
+    """Before the first step: what such a row changes must be there before the optimizer is built."""
+    own = (
+        "import autotune\nfrom autotune.plan import Plan\nfrom autotune.techniques import Settings\n"
+        "autotune.apply_to_model(Plan(settings=Settings()), model)\n"
+    )
+    if applies_itself:
+        assert "x" in run(script(own + STEP), **settings)
+        return
+    with pytest.raises(SystemExit) as ended:
+        run(script(STEP), **settings)
+    assert ended.value.code == 2
+    assert reason in capsys.readouterr().err
 
 
 def test_prepare_names_one_of_several(run, script, capsys):

@@ -85,6 +85,9 @@ class InScript:
         from ...training.apply_pieces import apply_to_model
 
         own = unwrapped(model)
+        beyond = (one.beyond_script() for one in self.plan.settings.techniques())
+        if (reason := next(filter(None, beyond), None)) is not None:  # unless the script had applied the plan by now
+            raise PlanError(reason)
         self._check(model, own)
         if (reason := mismatch(self.plan.settings, model)) is not None:
             raise PlanError(reason)

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...plan import Plan, load_plan
+from ...plan import load_plan
 from ...ranks import this_rank
 from ...training.launched import SPLIT_VARIABLE
-from ..refusal import is_success, refuse, say
+from ..refusal import is_success, say
 from .applied import InScript
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ class ScriptJob:
         self._hooks: ScriptHooks | None = None
         self._plan.check_ranks()
         self._plan.is_split_unseen = self._plan.plan.checked is None and os.environ.get(SPLIT_VARIABLE) == "1"
-        if (reason := _beyond(self._plan.plan)) is not None:
-            refuse(f"{path}: {reason}")
 
     def arrive(self) -> None:
         """Torch is there: put the plan in force."""
@@ -67,9 +65,3 @@ class ScriptJob:
                 file=sys.stderr,
                 flush=True,
             )
-
-
-def _beyond(plan: Plan) -> str | None:
-    """Rows of a plan that an unedited script cannot have."""
-    reasons = (one.beyond_script() for one in plan.settings.techniques())
-    return next((reason for reason in reasons if reason is not None), None)
