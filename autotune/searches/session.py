@@ -203,7 +203,8 @@ class Session:
         pairs = self.judged(settings)
         if not pairs or not isinstance(outcome, Measured) or outcome.measurement.quality is not None:
             return outcome
-        measurement = outcome.measurement.model_copy(update={"quality": pairs[0][0]})
+        quality = pairs[0][0].model_copy(update={"seconds": 0.0})  # not of this trial's
+        measurement = outcome.measurement.model_copy(update={"quality": quality})
         return outcome.model_copy(update={"measurement": measurement})
 
     def weights_file(self, name: str) -> Path:

@@ -11,7 +11,7 @@ from test_search_guard import REFERENCE
 
 from autotune.measure.cuts.types import Cuts, JudgedCut
 from autotune.measure.measurement import Quality
-from autotune.searches.events import CutsEnded, CutsStarted, Warned
+from autotune.searches.events import CutsEnded, CutsStarted, TrialEnded, Warned
 from autotune.searches.options import Drop
 from autotune.techniques import Settings
 from autotune.techniques.low_rank import LowRank
@@ -175,3 +175,24 @@ def test_one_that_rounds_beside_its_cut_is_judged_as_it_is_beside_known_qualitie
     assert (proof.candidates, proof.seeds, proof.allowed) == ((rounded,), (0, 1, 2), None)
     assert [one.value for one in proof.reference] == [90.0, 90.0, 90.0]
     assert run.plan.quality.value == 89.8
+
+
+def test_what_judging_took_is_not_taken_for_a_part_of_a_trial(asked):
+    """The reference was judged for 50 s in another process: its trial took none of that."""
+    found = judged(cut(HALF, 0.5, 89.9, 89.9, 89.9)).found
+    own = tuple(Quality(value=90.0, seconds=50.0) for _ in range(3))
+    reference = found.reference.model_copy(update={"qualities": own})
+    run = run_search(asked, executor=Table(CutsJudged(found=found.model_copy(update={"reference": reference}))))
+    first = run.seen(TrialEnded)[0].outcome
+    assert (first.measurement.quality.value, first.measurement.quality.seconds) == (90.0, 0.0)
+
+
+def test_what_was_found_impossible_at_inspection_is_no_candidate(asked):
+    """Pruning is left out, and said once; low rank is judged alone."""
+    known = facts(evaluates=True, linear_features=128, left_out={"pruning": "its code goes by its widths"})
+    table = TableExecutor(known, [row(REFERENCE, quality=(Quality(value=90.0),))], judge=lambda request: judged())
+    run = run_search(asked, executor=table)
+    (request,) = (one for one in table.requests if isinstance(one, JudgeRequest))
+    assert {one.pruning for one in request.options.candidates} == {Pruning()}
+    said = [event.message for event in run.seen(Warned)]
+    assert said.count("pruning stays as it is: its code goes by its widths.") == 1
