@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -34,8 +34,10 @@ _REFERENCE = -1
 """Its number among the candidates."""
 _NUM_TIMED = 6
 """Steps of each by which step times are compared: the first warms up."""
-_TOO_MUCH = 2.0
+_TOO_MUCH = 1.5
 """Allowed drops lost in the end, by which a cut is judged from no more seeds."""
+_ENOUGH = 2
+"""Cuts that are kept, after which no slower one is judged."""
 _MOST_REVIVED = 3
 """Cuts that ended before and are judged after all, where what came to the end leaves room between."""
 _EARLY = RUNGS.index(1 / 4)
@@ -132,14 +134,10 @@ class _Judge:
                 self._say(f"all groups of channels are cut alike: they cannot be told apart: {raised.error}")
         numbers = [n for n in range(len(self._found.cuts)) if self._cut(n).ended is None]
         try:
-            if self._options.allowed is not None:
-                numbers = self._halved(self._able(numbers, self._runner))
-            self._able([_REFERENCE, *numbers], self._come_to_the_end)
-            for _ in range(_MOST_REVIVED if self._options.allowed is not None else 0):
-                if (number := self._between()) is None:
-                    break
-                self._keep(number, ended=None)
-                self._able([number], self._come_to_the_end)
+            if self._options.allowed is None:
+                self._able([_REFERENCE, *numbers], self._come_to_the_end)
+            else:
+                self._find_front(numbers)
         except _OutOfTime:
             self._say("the time for judging cuts was up before all of them were judged")
         return self._found
@@ -175,11 +173,26 @@ class _Judge:
     def _say(self, note: str) -> None:
         self._found = self._found.model_copy(update={"notes": (*self._found.notes, note)})
 
+    def _find_front(self, numbers: list[int]) -> None:
+        """Judge the fastest that are kept; where what came to the end leaves room between, what ended before too."""
+        numbers = self._able(numbers, self._runner)
+        self._time(numbers)
+        self._come_to(_REFERENCE, len(RUNGS) - 2)
+        self._come_to_the_end(_REFERENCE)
+        for number in sorted(self._halved(numbers), key=lambda one: self._cut(one).step or 1.0):
+            if len(self._standings()["kept"]) < _ENOUGH:
+                self._able([number], self._come_to_the_end)
+            else:
+                self._end(number, "slower than others that are kept")
+        for _ in range(_MOST_REVIVED):
+            if (found := between(**self._standings())) is not None:
+                self._keep(found, ended=None)
+                self._able([found], self._come_to_the_end)
+
     def _halved(self, numbers: list[int]) -> list[int]:
         """Those that come to the end."""
-        self._time(numbers)
         for rung, share in [*enumerate(RUNGS[:-1])][self._found.num_halved :]:
-            numbers = self._able([_REFERENCE, *numbers], partial(self._come_to, rung=rung))
+            numbers = self._able(numbers, partial(self._come_to, rung=rung))
             rows = [Standing(n, self._cut(n).step or 1.0, self._lost(n, rung)) for n in numbers]
             numbers = going_on(rows, rung, self._options.most)
             self._found = self._found.model_copy(update={"num_halved": rung + 1})
@@ -197,16 +210,16 @@ class _Judge:
                 self._end(number, str(raised.error) or type(raised.error).__name__)
         return [n for n in numbers if n != _REFERENCE and self._cut(n).ended is None]
 
-    def _between(self) -> int | None:
-        """One that was left out and is worth a trial after all."""
-        rows: dict[str, list[Standing]] = {"kept": [], "failed": [], "left": []}
+    def _standings(self) -> dict[Literal["kept", "failed", "left"], list[Standing]]:
+        """Of what came to the end, and of what ended before."""
+        rows: dict[Literal["kept", "failed", "left"], list[Standing]] = {"kept": [], "failed": [], "left": []}
         for number, cut in enumerate(self._found.cuts):
             if cut.qualities and cut.step is not None:
                 lost = self._lost_in_the_end(number)
                 rows["kept" if lost <= 1.0 else "failed"].append(Standing(number, cut.step, lost))
             elif cut.rungs and cut.step is not None:
                 rows["left"].append(Standing(number, cut.step, self._lost(number, len(cut.rungs) - 1)))
-        return between(**rows)
+        return rows
 
     def _lost_in_the_end(self, number: int) -> float:
         """Drop in quality over the allowed one, from all seeds so far."""
@@ -220,9 +233,10 @@ class _Judge:
         return max(allowed, 1e-12)
 
     def _lost(self, number: int, rung: int) -> float:
-        """Drop in quality over the allowed one."""
-        reference = self._found.reference.rungs[rung]
-        return (reference - self._cut(number).rungs[rung]) / self._allowed(reference)
+        """Drop in quality over the allowed one, beyond what the job as it stands still gains itself: what was cut
+        gains as much, since it has more to learn."""
+        reference, end = self._found.reference.rungs[rung], self._found.reference.qualities[0].value
+        return (reference - self._cut(number).rungs[rung] - max(end - reference, 0.0)) / self._allowed(end)
 
     def _runner(self, number: int) -> _Runner:
         """From the first seed; anew where another process had begun it."""
