@@ -270,8 +270,8 @@ def test_a_job_starts_at_the_quality_that_its_plan_states(tmp_path, monkeypatch,
     asked = options(
         task="wide.py",
         trials=2,
-        trial_time=0.5,
-        recovery_steps=8,
+        trial_time=0.2,
+        recovery_steps=4,
         max_quality_drop=Drop(1.0, is_share=True),
         keep_weights=True,
     )
