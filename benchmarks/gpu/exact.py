@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,12 +15,14 @@ from torch.nn import functional as F
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.training.apply_plan import apply
+from autotune.training.training import Training
 
 from .check import Check, Found
 from .place import Place, task
 from .tasks import dropping, words
 
 _SPLIT_BAR = 1e-3
+_MAX_GRAD_NORM = 0.1
 _ROUNDED = {"fp32": 1e-4, "bf16": 0.05, "fp16": 0.05}
 """Largest relative difference of gradients, by precision: of another order of additions, and of rounding."""
 _PRECISIONS: dict[str, dict[str, Any]] = {
@@ -32,8 +36,13 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def _losses(settings: dict[str, Any], num_steps: int = 4) -> list[float]:
-    training = apply(Plan(settings=Settings.model_validate(settings), budget=Budget(device="cuda")), words())
+def _training(settings: dict[str, Any], max_grad_norm: float | None = None) -> Training:
+    task_ = dataclasses.replace(words(), max_grad_norm=max_grad_norm)
+    return apply(Plan(settings=Settings.model_validate(settings), budget=Budget(device="cuda")), task_)
+
+
+def _losses(settings: dict[str, Any], max_grad_norm: float | None = None, num_steps: int = 4) -> list[float]:
+    training = _training(settings, max_grad_norm)
     losses: list[float] = []
     for batch in training.loader:
         result = training.step(batch)
@@ -45,7 +54,7 @@ def _losses(settings: dict[str, Any], num_steps: int = 4) -> list[float]:
 
 
 def _precision(place: Place) -> Found:
-    """Losses of each precision beside fp32's."""
+    """Losses of each precision beside fp32's, with clipped gradients too, and steps that fp16 skips."""
     found = place.alone(precisions)
     wrong = {name: value for name, value in found.items() if not isinstance(value, float) or value > 0.02}
     words_ = "; ".join(f"{name}: {value}" for name, value in wrong.items())
@@ -54,16 +63,48 @@ def _precision(place: Place) -> Found:
 
 def precisions() -> dict[str, float | str]:
     """By name, how far the fourth loss is from fp32's, as a share; or what was raised."""
-    true = _losses({"precision": {"kind": "fp32"}})[-1]
     found: dict[str, float | str] = {}
+    for clipped, max_grad_norm in (("", None), (", clipped", _MAX_GRAD_NORM)):
+        true = _losses({"precision": {"kind": "fp32"}}, max_grad_norm)[-1]
+        for name, settings in _PRECISIONS.items():
+            if name == "tf32" and torch.cuda.get_device_capability() < (8, 0):
+                continue
+            found[name + clipped] = _told(_apart, settings, max_grad_norm, true)
     for name, settings in _PRECISIONS.items():
-        if name == "tf32" and torch.cuda.get_device_capability() < (8, 0):
-            continue
-        try:
-            found[name] = abs(_losses(settings)[-1] / true - 1)
-        except Exception as error:  # noqa: BLE001 - what it raises is the result
-            found[name] = f"{type(error).__name__}: {error}"[:200]
+        if name.startswith("fp16,"):
+            found[f"{name}, skipped"] = _told(_skips, settings)
     return found
+
+
+def _apart(settings: dict[str, Any], max_grad_norm: float | None, true: float) -> float:
+    return abs(_losses(settings, max_grad_norm)[-1] / true - 1)
+
+
+def _told(find: Callable[..., float], *args: Any) -> float | str:
+    try:
+        return find(*args)
+    except Exception as error:  # noqa: BLE001 - what it raises is the result
+        return f"{type(error).__name__}: {error}"[:200]
+
+
+def _skips(settings: dict[str, Any]) -> float:
+    """Largest change of a parameter in a step whose gradients are infinite, which is to be skipped.
+
+    Raises:
+        RuntimeError: it says that it was taken, or the next one is not.
+    """
+    training = _training(settings)
+    batches = iter(training.loader)
+    while not training.step(next(batches)).stepped:
+        pass
+    before = [one.detach().clone() for one in training.model.parameters()]
+    hook = next(training.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    was_taken = training.step(next(batches)).stepped
+    hook.remove()
+    changed = max(float((a - b).abs().max()) for a, b in zip(training.model.parameters(), before, strict=True))
+    if was_taken or not training.step(next(batches)).stepped:
+        raise RuntimeError("the step was taken" if was_taken else "so is the next step")
+    return changed
 
 
 def _checkpointing(place: Place) -> Found:
@@ -174,7 +215,11 @@ def _split(place: Place) -> Found:
 
 
 CHECKS = (
-    Check("precision", "within 2 % of fp32's fourth loss, and no error", _precision),
+    Check(
+        "precision",
+        "within 2 % of fp32's fourth loss, clipped or not; infinite gradients change nothing; no error",
+        _precision,
+    ),
     Check("checkpointing", "gradients with dropout, bit for bit", _checkpointing),
     Check("layers", "gradients within rounding, and a peak at most stock's", _layers),
     Check("split check", f"below {_SPLIT_BAR:g} with TF32 on", _split),
