@@ -1,10 +1,13 @@
-"""``benchmarks.cards --speed``: curves by hand arithmetic."""
+"""``benchmarks.cards``: curves by hand arithmetic, and the order in which models are predicted."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 from autotune.units import MIB
+from benchmarks.cards.rungs import in_turn
 from benchmarks.cards.speed import curves
 
 ROWS = """job,card,batch,cpu,mib,samples_per_s,time
@@ -34,3 +37,13 @@ def test_a_curve_has_the_batches_that_a_search_may_take(tmp_path):
     }
     assert curve.best == 120.0
     assert curve.slow(found[12][0]) == pytest.approx(0.15)
+
+
+def test_models_are_predicted_by_families_in_turn_and_once_each():
+    """Nor does the order of the rows change it."""
+    names = ["vgg13", "vgg11_bn", "resnet18", "resnet34", "resnet50", "vit_base"]
+    rows = [{"model": name, "layout": layout} for name in names for layout in ("nchw", "nhwc")]
+    found = [*in_turn(rows)]
+    assert sorted(row["model"] for row in found) == sorted(names)
+    assert [re.match("[a-z]+", row["model"])[0] for row in found] == ["resnet", "vgg", "vit", "resnet", "vgg", "resnet"]
+    assert found == [*in_turn(reversed(rows))]
