@@ -1,9 +1,11 @@
 """Predictions held against public measurements of real cards.
 
     python -m benchmarks.cards [--job bert-fp32]... [--card H100]...  # memory: milabench's rows
-    python -m benchmarks.cards --rungs [--model resnet50]...          # timm's largest batch on an RTX 3090
+    python -m benchmarks.cards --rungs [--model resnet50] [--most 200] [--keep]  # timm's largest batch on an RTX 3090
     python -m benchmarks.cards --speed                                # milabench's batch curves as searches
 
-`measured/` has the rows with their sources. Models are built from `transformers`' configurations and by `torchvision`
-and `timm` (`pip install timm torchvision`), and traced; nothing is computed.
+`measured/` has the rows with their sources. Models are built from `transformers`' configurations, by `torchvision`,
+`timm` and `diffusers`, and traced; nothing is computed. Milabench had transformers 4.49.0, which does not go with this
+package but into a folder of its own, first on PYTHONPATH: `pip install --no-deps --target FOLDER transformers==4.49.0
+huggingface-hub==0.29.3 tokenizers==0.21.0 diffusers==0.32.2`. With version 5.23 T5 is predicted 2.2 % too low.
 """

@@ -134,7 +134,7 @@ def _words(vocabulary: int, length: int) -> dict[str, Tensor]:
 def _bert(precision: Any) -> Task:
     from transformers import BertConfig, BertForMaskedLM
 
-    config = BertConfig()
+    config = BertConfig(pad_token_id=None)
     return _transformers(lambda: BertForMaskedLM(config), partial(_words, config.vocab_size, 512), precision)
 
 
@@ -149,7 +149,7 @@ def _t5() -> Task:
 def _reformer() -> Task:
     from transformers import ReformerConfig, ReformerForMaskedLM
 
-    config = ReformerConfig(num_buckets=128, is_decoder=False, pad_token_id=None)  # its warnings look at the words
+    config = ReformerConfig(num_buckets=128, is_decoder=False, pad_token_id=None)
     return _transformers(lambda: ReformerForMaskedLM(config), partial(_words, config.vocab_size, 4096), "fp16")
 
 
