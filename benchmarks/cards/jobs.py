@@ -134,7 +134,7 @@ def _words(vocabulary: int, length: int) -> dict[str, Tensor]:
 def _bert(precision: Any) -> Task:
     from transformers import BertConfig, BertForMaskedLM
 
-    config = BertConfig(pad_token_id=None)
+    config = BertConfig()
     return _transformers(lambda: BertForMaskedLM(config), partial(_words, config.vocab_size, 512), precision)
 
 
