@@ -203,9 +203,14 @@ class _Walk:
         for arrow in node.dependencies:
             if arrow.is_triggered_by(cut):
                 moved = places
-                for mapping in arrow.index_mapping:
-                    if mapping is not None:
-                        moved = mapping(moved)
+                try:
+                    for mapping in arrow.index_mapping:
+                        if mapping is not None:
+                            moved = mapping(moved)
+                except IndexError:  # of a split whose parts the library has counted otherwise
+                    words = "how they are split up cannot be followed"
+                    self._obstacles.update((one.root_idx, words) for one in places)
+                    continue
                 if moved:
                     yield (arrow.target, arrow.handler), [_Place(one.idx, one.root_idx) for one in moved]
 

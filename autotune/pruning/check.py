@@ -17,7 +17,7 @@ from ..errors import Caught
 from ..nested import tensors_in
 from ..randomness import seed_everything, undisturbed
 from .rebuild import rebuild, tensors_of
-from .record import Record
+from .record import Kept, Record
 from .twin import copied
 
 Run = Callable[[nn.Module], Any]
@@ -194,6 +194,9 @@ class _Comparing:
             number = kept.sets[known[0]] if kept is not None else None
             yield [] if number is None else [(known[1], torch.tensor(self._record.sets[number]))]
             return
+        if isinstance(module, _ConvNd) and kept is not None:
+            yield [*_of_parts(module, kept, self._record)]
+            return
         if whole.dim() != ours.dim():
             return
         changed = [dim for dim, pair in enumerate(zip(whole.shape, ours.shape, strict=True)) if pair[0] != pair[1]]
@@ -234,11 +237,23 @@ def _input_dim(module: nn.Module) -> tuple[int, int] | None:
         return 1, -1
     if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
         return 0, -1
-    if isinstance(module, _ConvNd) and module.groups == 1:
+    if isinstance(module, _ConvNd) and (module.groups == 1 or module.transposed):
         return 0 if module.transposed else 1, -1 - len(module.kernel_size)
     if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)):
         return 0, 1
     return None
+
+
+def _of_parts(module: _ConvNd, kept: Kept, record: Record) -> Iterator[tuple[int, Tensor]]:
+    """What a cut convolution in groups takes in: the same of each, or where each has one, as many as it gives."""
+    first, within = kept.sets[:2]
+    size = kept.shape[1]
+    dim = -1 - len(module.kernel_size)
+    if within is not None:
+        places = torch.tensor(record.sets[within])
+        yield dim, torch.cat([places + size * part for part in range(module.groups)])
+    elif first is not None and size == 1:
+        yield dim, torch.tensor(record.sets[first])
 
 
 def _take(whole: Tensor, sets: list[tuple[int, Tensor]]) -> Tensor:
@@ -299,6 +314,11 @@ def _words(shapes: list[list[int]]) -> str:
 
 class _Fixed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Random numbers are all the same."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do not import the compiler, which takes seconds, for a decoration that matters within compiled code alone."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

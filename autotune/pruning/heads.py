@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,7 @@ _WHOLE_WIDTHS = frozenset(["all_head_size", "split_size", "inner_dim", "embed_di
 
 def choose_heads(model: nn.Module, attention: Attention, ratio: float, criterion: Criterion) -> Tensor | None:
     """Which query heads stay, ascending: whole groups of queries with their key and value where the ratio takes one,
-    else as many queries of each group; None where it takes neither.
+    and of those that stay, or else of all, as many queries of each group; None where it takes neither.
 
     Args:
         model: that has the attention, whole.
@@ -28,7 +30,9 @@ def choose_heads(model: nn.Module, attention: Attention, ratio: float, criterion
     numbers = torch.arange(scores.numel()).reshape(groups, per_group)
     if num_removed := int(groups * ratio):
         best = scores.mean(1).topk(groups - num_removed).indices
-        return numbers[best].flatten().sort().values
+        num_kept = math.ceil(attention.num_heads * (1 - ratio) / len(best) - 1e-9)
+        inner = scores[best].topk(max(1, num_kept), dim=1).indices
+        return numbers[best].gather(1, inner).flatten().sort().values
     if num_removed := int(per_group * ratio):
         best = scores.topk(per_group - num_removed, dim=1).indices
         return numbers.gather(1, best).flatten().sort().values

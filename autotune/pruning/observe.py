@@ -52,6 +52,8 @@ class Seen:
     """Of what these take in, and of what comes out behind them."""
     attentions: tuple[Attention, ...]
     """Those of a known build."""
+    called: frozenset[str]
+    """Paths of layers with channels."""
     flattened: Mapping[Any, torch.Size]
     """By the gradient function of a tensor that was flattened from its second dimension on, its shape before."""
 
@@ -105,7 +107,8 @@ def observe(model: nn.Module, run: Callable[[nn.Module], Any], parted: bool = Fa
     shapes = tuple(tuple(one.shape) for one in tensors_in(returned))
     last = frozenset(_first_reached(outputs, made_by))
     names = {module: name for name, module in model.named_modules()}
-    return Seen(outputs, shapes, last, *_attentions(log, names), flattened)
+    called = frozenset(names[one] for one in log if isinstance(one, nn.Module))
+    return Seen(outputs, shapes, last, *_attentions(log, names), called, flattened)
 
 
 def width(module: nn.Module) -> int | None:

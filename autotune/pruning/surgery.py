@@ -60,6 +60,7 @@ class Finder:
             seen = observe(twin.model, run)
             self._coupled = find_coupled(twin.model, *_graph(twin, run), _ends(twin.model, seen))
         self._attentions = seen.attentions
+        self._idle = [path for path, module in model.named_modules() if width(module) and path not in seen.called]
         self._whole = twin.model.float()
 
     def groups(self) -> tuple[Group, ...]:
@@ -92,6 +93,7 @@ class Finder:
         admitted: list[_Part] = []
         self._admit(parts, admitted, left)
         if not admitted:
+            left += [f"{path} keeps its channels, since it is not called as a layer" for path in self._idle if not left]
             raise PlanError(_nothing(how, left))
         return replace(self._cut(admitted), left=tuple(left))
 

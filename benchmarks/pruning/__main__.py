@@ -155,13 +155,14 @@ def deaden(model: nn.Module, record: Record) -> None:
 
 
 def another_share(record: Record, ratio: float) -> str | None:
-    """A layer that keeps less or more than was asked for by a tenth and by a whole channel."""
+    """A layer that keeps less or more than was asked for by a tenth and by a whole channel. Grouped heads go by whole
+    groups, as many as the ratio takes, so that more may stay."""
     for name, kept in record.tensors.items():
         for size, number in zip(kept.shape, kept.sets, strict=True):
             off = 0 if number is None else abs(len(record.sets[number]) - size * (1 - ratio))
             if (
                 number is not None
-                and not name.endswith(("q_proj.weight", "k_proj.weight"))
+                and not name.endswith(("k_proj.weight", "v_proj.weight"))
                 and off > max(1, 0.13 * size)
             ):
                 return f"{name} keeps {len(record.sets[number])} of {size}"

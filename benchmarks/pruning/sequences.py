@@ -355,14 +355,16 @@ def _bert() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
-    return BertForSequenceClassification(BertConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=LENGTH))
+    return BertForSequenceClassification(
+        BertConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=LENGTH, attention_probs_dropout_prob=0.0)
+    )
 
 
 def _gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": LENGTH}
-    return GPT2LMHeadModel(GPT2Config(**sizes, vocab_size=VOCABULARY, use_cache=False))
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, vocab_size=VOCABULARY, use_cache=False, bos_token_id=0, eos_token_id=0))
 
 
 def _llama() -> nn.Module:

@@ -166,3 +166,10 @@ def test_groups_are_told_with_their_layers_and_cut_by_ratios_of_their_own():
     ]
     assert isinstance(wrong, PlanError)
     assert "ratios: 1 begins no group" in str(wrong)
+
+
+def test_three_quarters_of_grouped_heads_go_where_a_whole_group_is_half():
+    """Of two groups of four queries one goes, and half of the other: two heads of four stay, with one key."""
+    smaller, _ = cut_quietly("Llama", 0.75)
+    attention = smaller.model.layers[0].self_attn
+    assert [len(one.weight) for one in (attention.q_proj, attention.k_proj)] == [2 * 4, 4]
