@@ -172,6 +172,11 @@ class QualityEvidence(_Section):
     """How much lower was allowed, in the same units."""
     pairs: Annotated[_Whole, Field(gt=0)]
     """Seeds from which both were trained."""
+    most_lost: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """How much lower than the reference's it is at most, at 95 %; below 0 where it is better."""
+    over_examples: bool | None = None
+    """Whether that holds for other examples as well as for other seeds; false where ``evaluate`` returned a number
+    alone, whose error over examples is not known."""
     samples: Annotated[_Whole, Field(gt=0)]
     """Samples that each was trained on before it was judged."""
     recovered: str | None = None

@@ -1,18 +1,25 @@
 """How often the guard of quality errs: whole searches over tables that hold speeds, peaks and qualities.
 
-    python -m benchmarks.guard [--searches 100] [--table pruned]
+    python -m benchmarks.guard [--part searches] [--searches 100] [--table pruned]
+    python -m benchmarks.guard --part level [--draws 400]
 
 Each table offers faster configurations that lose so much of the quality: nothing, a quarter of what is allowed, three
 times of it, nearly all; a variant that cannot learn; fp16 whose gradients overflow, in a trial's losses or later. What
 one seed's training comes to differs from the next by a third of what is allowed. Given is how often a plan has a
 harmful configuration, how often none where a harmless one was offered, and how many runs harmful ones took. Bars: a
-harmful plan in none of 100, none in at most 5.
+harmful plan in none of 100, a harmless one refused in at most 1 of 100.
+
+``--part level`` draws the scores of a configuration and of the reference, right or wrong by example, and asks the
+product's judge as a search does, one pair of seeds after the other. 97.5 % are right and 1 % of that may be lost, so
+that 1.0 lost is just too much: bar, at most 5 % are kept. The examples of a draw are others than those of the next,
+and each model is right on its own ones from seed to seed; of a number alone, the drop is that on the drawn examples.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import tempfile
@@ -23,6 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from autotune.measure.checks.scores import judged_by
 from autotune.measure.measurement import Parity, Quality
 from autotune.plan import Plan
 from autotune.search_spaces import load_space
@@ -30,6 +41,8 @@ from autotune.searches.driver import search
 from autotune.searches.options import Drop, SearchOptions
 from autotune.searches.requests import reference_settings
 from autotune.searches.sampler.configuration_space import ConfigurationSpace
+from autotune.searches.time_budget import MOST_ROUNDS
+from autotune.searches.winner.proof import look
 from autotune.techniques import Device, Facts, Settings
 from autotune.workers import MeasureRequest, NonFinite
 from autotune.workers.table import Row, TableExecutor
@@ -85,11 +98,16 @@ TABLES = {
 
 
 def main() -> None:
-    """Search so often, and print what was chosen."""
+    """Search so often, and print what was chosen; or draw so often, and print what was kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("searches", "level"), default="searches")
     parser.add_argument("--searches", type=int, default=100)
+    parser.add_argument("--draws", type=int, default=400)
     parser.add_argument("--table", choices=TABLES, action="append", help="default: all")
     arguments = parser.parse_args()
+    if arguments.part == "level":
+        levels(arguments.draws)
+        return
     for name in arguments.table or TABLES:
         found = [searched(TABLES[name], seed) for seed in range(arguments.searches)]
         row = {
@@ -126,6 +144,85 @@ def searched(table: Table, seed: int) -> dict[str, Any]:
         "harmful_trials": sum(not request.fresh for request in requests),
         "harmful_rounds": sum(request.fresh for request in requests),
     }
+
+
+RIGHT, SHARE = 97.5, 0.01
+"""Percent that the reference has right, and what share of that may be lost."""
+EXAMPLES = (360, 1_000, 4_000)
+DROPS = (0.0, 0.5, 1.0, 1.2)
+"""Points that are truly lost."""
+ALIKE, OWN, FROM_SEED = 0.95, 0.02, 0.012
+"""Of the variance of how far a model is from being wrong about an example: what hangs on the example, and what on the
+model and the example; the rest is drawn anew for each seed. And the standard deviation of each seed's own level."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Two models on the same examples: from each seed another training of both."""
+
+    generator: np.random.Generator
+    own: Any
+    """Of both and each example, how far from wrong it is on average over seeds."""
+
+    @classmethod
+    def of(cls, generator: np.random.Generator, num_examples: int, drop: float) -> Drawn:
+        """Both on so many examples."""
+        alike = ALIKE**0.5 * generator.standard_normal(num_examples)
+        own = alike + OWN**0.5 * generator.standard_normal((2, num_examples))
+        rights = np.array([[RIGHT - drop], [RIGHT]]) / 100
+        return cls(generator, own + ndtri(rights) * (1 + FROM_SEED**2) ** 0.5)
+
+    @property
+    def drop(self) -> float:
+        """Points that are lost on these examples, over all seeds."""
+        spread = (1 - ALIKE - OWN + FROM_SEED**2) ** 0.5
+        right = ndtr(self.own / spread).mean(axis=1)
+        return float(100 * (right[1] - right[0]))
+
+    def pair(self, kind: str, more: float = 0.0) -> tuple[Quality, Quality]:
+        """What ``evaluate`` says of both, trained from the next seed; of the configuration so much more."""
+        noise = (1 - ALIKE - OWN) ** 0.5 * self.generator.standard_normal(self.own.shape)
+        seed = FROM_SEED * self.generator.standard_normal((2, 1))
+        one, other = 100.0 * (self.own + noise + seed > 0)
+        return _quality(one + more, kind), _quality(other, kind)
+
+
+def levels(num_draws: int) -> None:
+    """Print and keep, by what ``evaluate`` returns and by the number of examples, the share that is kept."""
+    for kind, num_examples in itertools.product(("scores", "(value, error)", "a number"), EXAMPLES):
+        found = [kept(kind, num_examples, drop, num_draws) for drop in DROPS]
+        row = {
+            "returned": kind,
+            "examples": num_examples,
+            "draws": num_draws,
+            **{f"kept at {drop} lost": share for drop, (share, _) in zip(DROPS, found, strict=True)},
+            **{f"pairs at {drop} lost": pairs for drop, (_, pairs) in zip(DROPS, found, strict=True)},
+        }
+        print(", ".join(f"{what} {said}" for what, said in row.items()), flush=True)
+        save_rows("guard-level", "cpu", [row])
+
+
+def kept(kind: str, num_examples: int, drop: float, num_draws: int) -> tuple[float, float]:
+    """The share of draws in which a configuration is kept that loses so many points, and the pairs that it took."""
+    generator, ends, numbers = np.random.default_rng(0), [], []
+    for _ in range(num_draws):
+        drawn = Drawn.of(generator, num_examples, drop)
+        more = drawn.drop - drop if kind == "a number" else 0.0
+        pairs: list[tuple[Quality, Quality]] = []
+        end = "unknown"
+        while end == "unknown" and len(pairs) < MOST_ROUNDS:
+            pairs.append(drawn.pair(kind, more))
+            end = look(pairs, Drop(RIGHT * SHARE, is_share=False))
+        ends.append(end == "kept")
+        numbers.append(len(pairs))
+    return round(float(np.mean(ends)), 3), round(float(np.mean(numbers)), 1)
+
+
+def _quality(scores: Any, kind: str) -> Quality:
+    judged = judged_by(scores.tolist())
+    if kind == "scores":
+        return Quality(**judged._asdict())
+    return Quality(value=judged.value, error=judged.error if kind == "(value, error)" else 0.0)
 
 
 def is_harmful(settings: Settings) -> bool:

@@ -55,6 +55,8 @@ class QualityOptions(_Frozen):
     """After a quarter of the samples, a quality below this ends the measurement; None always goes on."""
     lr_factor: PositiveFloat = 1.0
     """Of the learning rate of every group of the optimizer, as the task has it."""
+    looks: bool = False
+    """Look at ``evaluate`` itself: whether it sees the model, and how far it scatters."""
     distill: bool = False
     """Learn from the untouched model's outputs too, where the configuration is another."""
     keep: str | None = None
@@ -169,6 +171,9 @@ class Quality(_Frozen):
     """Theirs, of :mod:`.checks.scores`."""
     early: float | None = None
     """The quality after a quarter of the training; None where it was not evaluated."""
+    noise: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """How far two evaluations of one model are apart that draw other random numbers; None where that was not looked
+    at."""
     is_whole: bool = True
     """Whether all of the training was done."""
     recovered: str | None = None

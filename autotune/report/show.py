@@ -213,7 +213,11 @@ def _quality(found: QualityEvidence) -> str:
     taught = ", the plan's by the untouched model's outputs too" if found.distilled else ""
     trained = f"after {found.samples:,} samples of training each{rate}{taught}, from {count(found.pairs, 'seed')}"
     allowed = f"{found.max_drop:.4g} less was allowed"
-    return f"{found.value:.4g}, the reference's {found.reference:.4g}, {trained}; {allowed}"
+    proven = ""
+    if found.most_lost is not None:
+        over = "over seeds and examples" if found.over_examples else "over seeds; the error over examples is not known"
+        proven = f"; at 95 %, {found.most_lost:.4g} less at most ({over})"
+    return f"{found.value:.4g}, the reference's {found.reference:.4g}, {trained}; {allowed}{proven}"
 
 
 def _found(plan: Plan) -> Rows:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..errors import Interrupted, NothingFits, OutOfTime, PlanError, TaskError, TrialsLost
+from ..errors import Interrupted, NothingFits, OutOfTime, PlanError, TaskError, TrialsLost, UserError
 from ..files import check_output
 from ..plan import Plan
 from ..search_spaces import SearchSpace, load_space
@@ -21,7 +21,7 @@ from .anchors import Anchors
 from .budget import asked, check_possible
 from .doubt import Doubt
 from .event import Event
-from .events import INTERRUPTED, Inspected, SearchStarted, Stopped, TrialEnded
+from .events import INTERRUPTED, Inspected, QualityKnown, SearchStarted, Stopped, TrialEnded
 from .options import MeasuredBy, SearchOptions
 from .own_flags import batch_stays, by_own_flags, told_early
 from .predicted.cuts import find_cuts
@@ -34,11 +34,12 @@ from .store.storage import check_file, default_storage
 from .store.study import PLAN, Study
 from .store.tried import Tried
 from .store.url import sqlite_files
-from .time_budget import TimeBudget
+from .time_budget import MOST_ROUNDS, TimeBudget
 from .trials import TIME_IS_UP, check_reference, explore, explore_whole, measure_first
 from .winner.ablation import ablate
 from .winner.build_plan import build_plan
 from .winner.finalists import settle
+from .winner.proof import least_provable
 
 
 def search(
@@ -198,6 +199,7 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
     if session.reference is None and not session.stop.is_set():
         measure_first(session, candidates, candidates.reference)
     check_reference(session)
+    _tell_provable(session)
     take_others(session, candidates)
     _check_room(session, num_trials)
     doubt, anchors = Doubt(session), Anchors(session)
@@ -221,6 +223,37 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
     plan = build_plan(session, final, INTERRUPTED if session.stop.is_set() else stopped)
     assert final.winner is not None, "there is a plan"
     return plan, final.winner
+
+
+def _tell_provable(session: Session) -> None:
+    """Say what the examples that the reference was judged by can prove, before anything is tried that has to be proven.
+
+    Raises:
+        UserError: nothing may be lost, since the quality of which a share may be is 0.
+    """
+    drop, reference = session.options.max_quality_drop, session.study.reference_quality
+    if drop is None or reference is None:
+        return
+    allowed = drop.of(reference.value)
+    if drop.is_share and allowed == 0:
+        raise UserError(
+            f"--max-quality-drop {drop}: the reference's quality is 0, and a share of that is nothing. Give a "
+            "number in the units of what evaluate returns, such as 0.5."
+        )
+    if reference.noise:
+        session.warn(
+            f"evaluate draws random numbers: of one model, two evaluations are {reference.noise:.2g} apart, where "
+            f"{allowed:.2g} may be lost. That is counted with what seeds make of it; without it more could be proven."
+        )
+    least = least_provable(reference)
+    session.observe(QualityKnown(reference.value, reference.num_examples, allowed, least))
+    if least is not None and least > allowed:
+        smallest = f"{100 * least / abs(reference.value):.2g} %" if drop.is_share else f"{least:.2g}"
+        examples = f"{reference.num_examples:,} examples" if reference.num_examples else "evaluate's standard error"
+        session.warn(
+            f"--max-quality-drop {drop} can hardly be proven with {examples}: the smallest that {MOST_ROUNDS} pairs "
+            f"can prove is about {smallest}. Evaluate on more examples, or allow more."
+        )
 
 
 def _check_usable(session: Session) -> None:

@@ -24,7 +24,7 @@ from ..workers import Measured, Outcome
 from .budget import budget_words
 from .event import Event, Known, Run, RunEnded, RunStarted, outcome_row
 from .seconds import Spent, total_s
-from .time_budget import NUM_REPEATS
+from .time_budget import MOST_ROUNDS, NUM_REPEATS
 
 INTERRUPTED = "interrupted"
 """``Stopped.reason``, and ``Plan.search.stopped``, after the user's Ctrl-C."""
@@ -174,6 +174,44 @@ class BudgetKnown(Event, kind="budget_known"):
 
     def row(self, known: Known) -> dict[str, Any]:
         return {"limit_bytes": self.budget.limit, "margin": self.budget.margin}
+
+
+@dataclass(frozen=True)
+class QualityKnown(Event, kind="quality_known"):
+    """The job as it stands was judged, and with it how small a drop from its quality can be proven."""
+
+    value: float
+    """Its quality."""
+    num_examples: int | None
+    """That have a score each; None where none has."""
+    allowed: float
+    """What may be lost, in the same units."""
+    provable: float | None
+    """What about half of all plans that lose nothing are proven to be within; None where no error over examples is
+    known."""
+
+    def words(self, known: Known) -> str:
+        said = f"quality: {self.value:.4g}, of which {self.allowed:.3g} may be lost"
+        if self.provable is None:
+            return (
+                f"{said}. evaluate returns a number alone: what is proven holds over seeds, for the examples that it "
+                "has; how far others may differ is not known. A score for each example would tell"
+            )
+        if self.num_examples is None:
+            return (
+                f"{said}. By the standard error that evaluate returns, {MOST_ROUNDS} pairs can prove a loss of "
+                f"{self.provable:.2g} at best; a score for each example would prove less"
+            )
+        pairs = f"{MOST_ROUNDS} pairs of {self.num_examples:,} examples"
+        return f"{said}; {pairs} can prove a loss of about {self.provable:.2g}"
+
+    def row(self, known: Known) -> dict[str, Any]:
+        return {
+            "value": self.value,
+            "num_examples": self.num_examples,
+            "allowed": self.allowed,
+            "provable": self.provable,
+        }
 
 
 @dataclass(frozen=True)

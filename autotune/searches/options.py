@@ -36,6 +36,12 @@ class Shown:
     """Other names, such as ``-o``."""
 
 
+_WANTED_DROP = (
+    "expected how far evaluate's result may fall: a share of the reference's, above 0% and at most 100%, such as 1%; "
+    "or a number in its own units, such as 0.5"
+)
+
+
 @dataclass(frozen=True)
 class Drop:
     """How far the quality that ``evaluate`` returns may fall."""
@@ -43,7 +49,11 @@ class Drop:
     value: float
     """At least 0."""
     is_share: bool
-    """Whether ``value`` is a share of the reference's quality; else it is in its units."""
+    """Whether ``value`` is a share of the reference's quality, above 0 and at most 1; else it is in its units."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value < math.inf or (self.is_share and not 0 < self.value <= 1):
+            raise ValueError(f"{_WANTED_DROP}, but got {self}.")
 
     def of(self, reference: float) -> float:
         """The allowed drop in units of the quality."""
@@ -91,15 +101,12 @@ def _read_drop(text: Any) -> Any:
     if not isinstance(text, str | int | float) or isinstance(text, bool):
         return text  # a drop, or what an earlier study has kept of one
     written = str(text).strip()
+    is_share = written.endswith("%")
     try:
         value = float(written.removesuffix("%"))
+        return Drop(value / 100 if is_share else value, is_share)
     except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise ValueError(
-            f"expected how far evaluate's result may fall, such as 1% of the reference's, or 0.5, but got {text!r}."
-        )
-    return Drop(value / 100, is_share=True) if written.endswith("%") else Drop(value, is_share=False)
+        raise ValueError(f"{_WANTED_DROP}, but got {text!r}.") from None
 
 
 def _check_factor(value: float) -> float:

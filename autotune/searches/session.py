@@ -180,6 +180,7 @@ class Session:
             num_samples=options.recovery_steps * self.facts.effective_batch,
             least_early=least,
             lr_factor=options.recovery_lr,
+            looks=is_reference and number == 0,
             distill=options.distill,
         )
 
@@ -228,6 +229,8 @@ class Session:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""
         self.time_budget.learn(outcome, fresh)
         self._seconds.learn(name, outcome)
+        if not fresh:
+            self._tell_alike(name, outcome)
         sides = {name: outcome}
         if isinstance(outcome, Compared):
             others = {f"{name}-reference": outcome.other} if outcome.other is not None else {}
@@ -236,6 +239,18 @@ class Session:
             self.keep_output(each, one)
             for message in one.measurement.warnings if isinstance(one, Measured) else ():
                 self.warn(message)
+
+    def _tell_alike(self, name: str, outcome: Outcome) -> None:
+        """Warn of a trial whose model has the scores of the whole one, example by example."""
+        quality = outcome.measurement.quality if isinstance(outcome, Measured) else None
+        whole = self.study.reference_quality
+        if quality is None or whole is None or quality is whole or quality.scores is None:
+            return
+        if (quality.value, quality.scores) == (whole.value, whole.scores):
+            self.warn(
+                f"{name}: every example has the same score as with the whole model. Does evaluate look at the model "
+                "that it is given, and are its scores fine enough to tell?"
+            )
 
     def tell_seconds(self) -> None:
         """Keep where the seconds went, so that ``--resume`` adds to it, and tell."""

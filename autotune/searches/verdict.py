@@ -5,11 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-from scipy.special import stdtrit
 
 from ..measure import Measurement
 from ..measure.measurement import Quality
@@ -34,6 +30,7 @@ from ..workers import (
 )
 from .options import Drop
 from .sampler.acquisition import Observation
+from .winner.proof import FAR, Pairs, difference_of, judge_quality
 
 CONSTRAINTS = ("failure", "leak", "memory", "parity", "quality")
 """Names of the constraints. Every trial gets all of them in this order: Optuna's GPSampler raises where one is missing.
@@ -47,29 +44,15 @@ _Z = 1.96
 """Standard errors on either side in a 95 % interval."""
 _UNKNOWN = 0.0
 """A constraint that an outcome says nothing about: neither violated nor satisfied with room."""
-_CONFIDENCE = 0.98
-"""One-sided confidence at each look: over three to six pairs with a look after each, at most 5 % of judgements are
-wrong."""
-_NORMAL = 1.645
-"""Standard errors of a one-sided 95 % interval where the error is known."""
-_FEWEST = 3
-"""Pairs from which on their spread is used."""
 _RULED_OUT = 3.0
-"""Standard errors of the evaluation beyond the allowed drop from which on one look decides."""
-_FAR = 2.0
-"""The same, in allowed drops."""
+"""Standard errors of the evaluation that a quarter of the recovery may leave, beside :data:`_EARLY`."""
 _EARLY = 10.0
 """Allowed drops that a quarter of the recovery may leave."""
-UNLIKELY = 2.0
-"""Allowed drops that one look may show of what is proven to be within one: with more scatter than that, no six are."""
 _TINY = 1e-12
 """Instead of an allowed drop of nothing."""
 
 SPOILED = 0.2
 """Share of a run's time that other work took from which on its speed does not count."""
-
-Judgement = Literal["kept", "dropped", "unknown"]
-"""``kept``: the quality is within the drop, at 95 %. ``dropped``: as surely it is not. ``unknown``: more pairs tell."""
 
 
 @dataclass(frozen=True)
@@ -200,47 +183,20 @@ def observation(outcome: Outcome, verdict: Verdict) -> Observation:
     )
 
 
-def judge_quality(pairs: Sequence[tuple[Quality, Quality]], drop: Drop) -> Judgement:
-    """Compare a configuration's quality with the reference's, by Student's interval of their differences.
-
-    Both trained on the same samples after the change, from the same seed, one pair for each seed. The standard error
-    that ``evaluate`` returns is added: both are judged by the same few samples.
-
-    Args:
-        pairs: (configuration, reference), at least one.
-        drop: what is allowed.
-
-    Returns:
-        The judgement; ``unknown`` of fewer than three pairs, unless they are far off.
-    """
-    allowed = drop.of(statistics.fmean(other.value for _, other in pairs))
-    differences = [one.value - other.value for one, other in pairs]
-    value, told = statistics.fmean(differences), max(one.error for one, _ in pairs)
-    if not all(one.is_whole for one, _ in pairs):
-        return "dropped"
-    if len(pairs) < _FEWEST:
-        far = max(_RULED_OUT * told, _FAR * allowed)  # whoever allows so much has an evaluation that is finer than that
-        return "dropped" if value < -allowed - far else "unknown"
-    student = float(stdtrit(len(differences) - 1, _CONFIDENCE)) * statistics.stdev(differences) / len(pairs) ** 0.5
-    half = math.hypot(student, _NORMAL * told)
-    if value - half >= -allowed:
-        return "kept"
-    return "dropped" if value + half < -allowed else "unknown"
-
-
 def lost_share(one: Quality, reference: Quality, drop: Drop) -> tuple[float, float]:
-    """The drop in quality over the allowed one, and its standard error as ``evaluate`` tells it.
+    """The drop in quality over the allowed one, and its standard error over examples: 0 where none is known.
 
     What was given up after a quarter of the training is compared with the reference at that point, and has lost too
     much in any case.
     """
     allowed = max(drop.of(reference.value), _TINY)
+    error = math.sqrt(difference_of([(one, reference)], allowed).examples) / allowed
     if one.is_whole or reference.early is None:
-        return (reference.value - one.value) / allowed, one.error / allowed
-    return max((reference.early - one.value) / allowed, 1 + _FAR), one.error / allowed
+        return (reference.value - one.value) / allowed, error
+    return max((reference.early - one.value) / allowed, 1 + FAR), error
 
 
-def reason_of(pairs: Sequence[tuple[Quality, Quality]], drop: Drop) -> str:
+def reason_of(pairs: Pairs, drop: Drop) -> str:
     """Both qualities and the allowed drop, in words."""
     value = statistics.fmean(one.value for one, _ in pairs)
     reference = statistics.fmean(other.value for _, other in pairs)

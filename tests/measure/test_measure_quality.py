@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from typing import Any
 
 import numpy
 import pytest
@@ -13,8 +14,9 @@ from line_task import Line, floats, line, training_of
 from torch import nn
 
 from autotune.errors import TaskError
+from autotune.measure.checks.blind import check_sees
 from autotune.measure.checks.quality import evaluate, measure_quality
-from autotune.measure.checks.scores import judged_by, unpack
+from autotune.measure.checks.scores import Judged, judged_by, unpack
 from autotune.measure.measurement import Quality, QualityOptions
 from autotune.task_file import load_task
 from autotune.training.apply_plan import build_model
@@ -210,3 +212,62 @@ def test_a_file_that_is_missing_or_none_is_said(tmp_path):
         build_model(line(floats(2), weights=tmp_path / "text.pt"))
     with pytest.raises(TaskError, match="weights must be the path of a state dict's file"):
         line(floats(2), weights=3)
+
+
+OTHER = Line()
+"""A model of the file's own."""
+LOOKS = QualityOptions(num_samples=16, looks=True)
+
+
+def below() -> nn.Module:
+    """Whose weights are all -1."""
+    model = nn.Linear(4, 1)
+    nn.init.constant_(model.weight, -1.0)
+    return model
+
+
+def looked_at(judge: Any) -> Quality:
+    task = dataclasses.replace(line(floats(16), batch_size=1, evaluate=judge), build_model=below)
+    task = dataclasses.replace(task, compute_loss=lambda model, x: model(x[:, None].expand(-1, 4) / 100).mean())
+    return measure_quality(training_of(task), task, LOOKS)
+
+
+@pytest.mark.parametrize(
+    "judge",
+    [
+        lambda model: OTHER.weight.item(),
+        lambda model: [OTHER.weight.item(), 0.5],
+        lambda model: OTHER.weight.item() + torch.rand(()).item(),
+    ],
+)
+def test_an_evaluation_that_does_not_see_the_model_is_refused(judge):
+    """It judges another, of all examples at once or of each; or draws random numbers meanwhile."""
+    with pytest.raises(TaskError, match="it does not see the model that it is given"):
+        looked_at(judge)
+
+
+def test_an_evaluation_that_sees_the_model_is_not_refused():
+    """Though recovery changed nothing of what it says: all are right. Turned upside down, none is."""
+    assert looked_at(lambda model: float(model.weight.sum() < 0)).noise == 0.0
+
+
+def test_a_model_that_is_looked_at_has_its_weights_back():
+    """The bits are those of before, whatever the damage."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last), nn.Linear(5, 4))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    seen = []
+    with pytest.raises(TaskError, match="does not see"):
+        check_sees(model, lambda: seen.append(model[1].weight.clone()) or Judged(1.0), "evaluate")
+    assert len(seen) == 3
+    assert not any(torch.equal(one, seen[0]) for one in seen[1:])
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_what_an_evaluation_draws_shows():
+    """Twice, with two seeds of torch."""
+
+    def judge(model: nn.Module) -> float:
+        return model.weight.sum().item() + torch.rand(()).item()
+
+    drawn = [torch.rand((), generator=torch.Generator().manual_seed(seed)).item() for seed in (1, 2)]
+    assert looked_at(judge).noise == pytest.approx(abs(drawn[0] - drawn[1]), abs=1e-5)

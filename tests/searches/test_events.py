@@ -91,6 +91,24 @@ SAID: list[tuple[Event, str, dict[str, Any]]] = [
         {"limit_bytes": 512 * MIB, "margin": 0.03},
     ),
     (
+        events.QualityKnown(0.975, 360, 0.00975, 0.0081),
+        "quality: 0.975, of which 0.00975 may be lost; 6 pairs of 360 examples can prove a loss of about 0.0081",
+        {"value": 0.975, "num_examples": 360, "allowed": 0.00975, "provable": 0.0081},
+    ),
+    (
+        events.QualityKnown(0.975, None, 0.00975, 0.019),
+        "quality: 0.975, of which 0.00975 may be lost. By the standard error that evaluate returns, 6 pairs can prove "
+        "a loss of 0.019 at best; a score for each example would prove less",
+        {"value": 0.975, "num_examples": None, "allowed": 0.00975, "provable": 0.019},
+    ),
+    (
+        events.QualityKnown(0.975, None, 0.00975, None),
+        "quality: 0.975, of which 0.00975 may be lost. evaluate returns a number alone: what is proven holds over "
+        "seeds, for the examples that it has; how far others may differ is not known. A score for each example would "
+        "tell",
+        {"value": 0.975, "num_examples": None, "allowed": 0.00975, "provable": None},
+    ),
+    (
         events.PredictionStarted(36),
         "predicting the memory and work of 36 configurations, without running them",
         {"num_configurations": 36},
@@ -185,6 +203,7 @@ def test_every_kind_of_event_is_held_here_by_its_name():
         "trial_ended",
         "search_started",
         "budget_known",
+        "quality_known",
         "prediction_started",
         "prediction_ended",
         "cuts_started",

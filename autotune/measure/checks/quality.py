@@ -16,12 +16,13 @@ from torch import nn
 
 from ...errors import Caught, TaskError
 from ...randomness import undisturbed
-from ...ranks import of_first
+from ...ranks import of_first, world_size
 from ...task import SIGNATURES, Task
 from ...techniques.support.replica import within
 from ...training.training import Training
 from ..measurement import Quality, QualityOptions
 from ..steps import Steps
+from .blind import check_sees, noise_of
 from .rates import Rates
 from .scores import FARTHEST, Judged, judged_by
 
@@ -69,8 +70,10 @@ def measure_quality(training: Training, task: Task, options: QualityOptions) -> 
     if options.least_early is not None and early < options.least_early:
         return Quality(**found._asdict(), early=early, is_whole=False, seconds=perf_counter() - began_s)
     recovery.until(1.0)
-    found, seconds = recovery.evaluate(), perf_counter() - began_s
-    return Quality(**found._asdict(), early=early, recovered=recovery.words, seconds=seconds)
+    found = recovery.evaluate()
+    noise = recovery.look(found.value == early) if options.looks else None
+    words, seconds = recovery.words, perf_counter() - began_s
+    return Quality(**found._asdict(), early=early, noise=noise, recovered=words, seconds=seconds)
 
 
 class Recovery:
@@ -120,6 +123,28 @@ class Recovery:
         context = evaluation_context(training, task)
         found: Judged = of_first(evaluate(task, within(training.model), training.evaluation_batch, context))
         return found
+
+    def look(self, is_suspect: bool) -> float | None:
+        """How far ``evaluate`` scatters by itself; None where ranks would have to agree on it.
+
+        Args:
+            is_suspect: whether recovery changed nothing of what it says.
+
+        Raises:
+            TaskError: it does not see the model.
+        """
+        training, task = self.training, self._task
+        if world_size() > 1:
+            return None
+        model = within(training.model)
+
+        def judge() -> Judged:
+            return evaluate(task, model, training.evaluation_batch, evaluation_context(training, task))
+
+        noise = noise_of(judge)
+        if noise or is_suspect:
+            check_sees(model, judge, _where(task))
+        return noise
 
 
 def evaluation_context(training: Training, task: Task) -> AbstractContextManager[Any]:

@@ -293,7 +293,9 @@ class _Judge:
             rungs = self._cut(number).rungs if place == 0 else ()
             early = rungs[_EARLY] if len(rungs) > _EARLY else runner.until(RUNGS[_EARLY]).value
             found = runner.until(1.0)
-            quality = Quality(**found._asdict(), early=early, seconds=time.monotonic() - began_s)
+            looks = number == _REFERENCE and place == 0 and self._options.recovery.looks
+            noise = runner.recovery.look(found.value == early) if looks else None
+            quality = Quality(**found._asdict(), early=early, noise=noise, seconds=time.monotonic() - began_s)
             self._keep(number, settings=runner.settings, qualities=(*self._cut(number).qualities, quality))
             self._running.pop(number, None)
             is_judged = self._options.allowed is not None and number != _REFERENCE

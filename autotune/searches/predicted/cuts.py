@@ -23,7 +23,7 @@ from ..options import Drop
 from ..requests import failure
 from ..runs import run_once
 from ..session import Pairs, Session
-from ..verdict import judge_quality
+from ..winner.proof import judge_quality
 
 Choices = Mapping[str, tuple[Technique, ...]]
 

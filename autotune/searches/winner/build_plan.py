@@ -28,6 +28,7 @@ from ..verdict import SPOILED
 from .evaluation import evaluation_of
 from .evidence import are_sure, calm, combine, gain
 from .final import Final, run_name
+from .proof import difference_of
 
 _WIDE = 0.25
 """Relative half-width of a 95 % interval from which on a note asks whether the machine is shared."""
@@ -133,11 +134,14 @@ def _quality(session: Session, final: Final) -> QualityEvidence | None:
     if not found or drop is None or final.winner is None or not final.winner.settings.affect("function"):
         return None
     value, reference = (statistics.fmean(one.value for one in row) for row in zip(*found, strict=True))
+    difference = difference_of(found, drop.of(reference))
     return QualityEvidence(
         value=round(value, 6),
         reference=round(reference, 6),
         max_drop=round(drop.of(reference), 6),
         pairs=len(found),
+        most_lost=round(difference.half() - difference.value, 6),
+        over_examples=difference.examples > 0,
         samples=session.options.recovery_steps * session.facts.effective_batch,
         recovered=found[0][0].recovered,
         lr_factor=None if session.options.recovery_lr == 1 else session.options.recovery_lr,

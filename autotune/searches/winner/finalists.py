@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ...measure import Measurement
+from ...words import count
 from ...workers import Compared, CompareRequest, Dropped, Measured, MeasureRequest, Outcome
 from ..events import FinalistEnded, TrialStarted
 from ..runs import run_once
@@ -20,13 +21,14 @@ from ..session import Pairs, Session
 from ..store.pace import weighed
 from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS
-from ..verdict import Judgement, judge_quality, reason_of
+from ..verdict import reason_of
 from .by_turns import MOST_ROUNDS_BY_TURNS, NUM_ROUNDS_BY_TURNS, can_take_turns, comparing
 from .evaluation import find_batch, with_batch
 from .evidence import Pair, are_sure, interval, undisturbed
 from .final import Final, qualities, run_name
+from .proof import Judgement, chance, look
 from .proven import prove
-from .rivals import finalists_of, rivals_of
+from .rivals import finalists_of, in_order, rivals_of
 
 _BESIDE, _BY_TURNS, _ANEW, _COMPARED, _QUALITY = ":reference", ":turns", ":anew", ":compared", "quality"
 """Parts of keys: of the reference's run right after one, of both by turns, of a round that is begun again, of one that
@@ -131,8 +133,7 @@ class _Finals:
         except _OutOfTime:
             pass
         able = [row for row in finalists if row.number in sure] or finalists
-        ranked = sorted(able, key=lambda row: weighed(log_speeds[row.number]), reverse=True)
-        return self._with_losses(ranked, num_fresh)
+        return self._with_losses(in_order(self.session, able, lambda row: weighed(log_speeds[row.number])), num_fresh)
 
     def _with_losses(self, ranked: Sequence[Tried], num_fresh: int) -> Tried | None:
         """The first whose losses were compared: they are, where its trial was surely slower than what has fallen since;
@@ -198,7 +199,7 @@ class _Finals:
                     rounds.append(self._take_turns(candidate, number, runs_left))
                 else:
                     self._run_in_turn(candidate, rounds, runs_left, is_paired, judged)
-                if judged and self._judgement(rounds) == "dropped":
+                if judged and self._judgement(rounds) in ("dropped", "futile"):
                     break
         except _OutOfTime:
             pass
@@ -253,11 +254,11 @@ class _Finals:
 
     def _judgement(self, rounds: Sequence[Pair]) -> Judgement:
         drop, found = self.session.options.max_quality_drop, self._proven or qualities(rounds)
-        return judge_quality(found, drop) if found and drop is not None else "unknown"
+        return look(found, drop) if found and drop is not None else "unknown"
 
     def _is_unknown(self, pairs: Pairs) -> bool:
         drop = self.session.options.max_quality_drop
-        return drop is not None and judge_quality(pairs, drop) == "unknown"
+        return drop is not None and look(pairs, drop) == "unknown"
 
     def _hold_quality(self, candidate: Tried, rounds: Sequence[Pair]) -> None:
         """Demand proof that a winner which changes what the model computes is within the allowed drop.
@@ -270,8 +271,11 @@ class _Finals:
             return
         found = self._proven or qualities(rounds)
         said = reason_of(found, drop) if found and drop is not None else "its quality was not compared"
+        seeds = count(len(found), "seed")
         if judgement == "unknown":
-            said += f": too few or too unlike to tell, after {len(found)} seed{'' if len(found) == 1 else 's'}"
+            said += f": too few or too unlike to tell, after {seeds}"
+        if judgement == "futile" and drop is not None:
+            said += f": after {seeds}, the chance that it is proven by {MOST_ROUNDS} is {chance(found, drop):.1%}"
         outcome = Dropped(message=said)
         self.session.warn(f"trial {candidate.number} is out: {said}. The next is tried.")
         raise _Fell(Tried(candidate.number, candidate.settings, outcome, self.session.judge(outcome)))

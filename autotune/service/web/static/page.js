@@ -2,7 +2,7 @@
 import { Chart } from "/static/chart.js";
 
 const TERMINAL = ["SUCCEEDED", "NOTHING_FITS", "FAILED", "ERROR", "CANCELLED"];
-const KINDS = ["state", "priority", "inspected", "budget_known", "search_started", "warned", "prediction_started",
+const KINDS = ["state", "priority", "inspected", "budget_known", "quality_known", "search_started", "warned", "prediction_started",
   "prediction_ended", "cuts_started", "cuts_ended", "trial_started", "trial_ended", "finalist_ended", "anchor_started", "anchor_ended", "ablation_started",
   "ablation_ended", "stopped", "seconds_known"];
 const ROWS = 100, MOST = 500;
