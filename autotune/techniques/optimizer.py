@@ -93,11 +93,10 @@ class Optimizer(Technique):
         optimizer.defaults.update(flags)
         for group in optimizer.param_groups:
             group.update(flags)
-        if self.kind != "fused" or type(optimizer).__module__.startswith("torch.optim."):
-            # By it a loss scaler knows whether the kernel unscales gradients, and leaves a step out, by itself; without
-            # it the scaler waits for the device at each step, to know whether to step (torch 2.13,
-            # amp/grad_scaler.py, step and _maybe_opt_step). Torch sets it where the optimizer is built fused.
-            optimizer._step_supports_amp_scaling = self.kind == "fused"  # type: ignore[attr-defined]
+        if self.kind != "fused" and hasattr(optimizer, "_step_supports_amp_scaling"):
+            # Built fused: a loss scaler would leave it to its kernel to unscale gradients, which the others cannot
+            # (torch 2.13, amp/grad_scaler.py, step).
+            optimizer._step_supports_amp_scaling = False
         return optimizer
 
 

@@ -88,6 +88,12 @@ class Training:
         self.device = loader.device
         scales = any(technique.scales_loss for technique in settings.techniques())
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=scales)
+        is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+        if scales and is_torchs and all(group.get("fused") for group in optimizer.param_groups):
+            # Its kernel unscales gradients, and leaves a step out, by itself. Without this, which torch sets where an
+            # optimizer is built fused, the scaler waits for the device at each step (torch 2.13, amp/grad_scaler.py,
+            # _maybe_opt_step).
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         self._task, self._compute_loss = task, task.compute_loss
         self._done: Position | None = None
         self._guard = Guard(optimizer)

@@ -2,8 +2,8 @@
 configuration's quality and the reference's, trained from one seed and judged by the same examples.
 
 The level is that of all looks together: where the true drop is the allowed one, at most 5 % are kept in the simulation
-of ``python -m benchmarks.guard --part level``, on which the quantile was chosen. Where seeds scatter by twice as much as
-there, up to 6.3 % were.
+of ``python -m benchmarks.guard --part level``, on which the quantile was chosen. Where seeds scatter by twice as much
+as there, up to 6.3 % were.
 """
 
 from __future__ import annotations
