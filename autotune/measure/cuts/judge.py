@@ -36,6 +36,8 @@ _NUM_TIMED = 6
 """Steps of each by which step times are compared: the first warms up."""
 _TOO_MUCH = 1.5
 """Allowed drops lost in the end, by which a cut is judged from no more seeds."""
+_SAFE = 0.7
+"""Allowed drops that may be lost in the end by what can be proven: what loses all but a little of one cannot."""
 _ENOUGH = 2
 """Cuts that are kept, after which no slower one is judged."""
 _MOST_REVIVED = 3
@@ -216,7 +218,7 @@ class _Judge:
         for number, cut in enumerate(self._found.cuts):
             if cut.qualities and cut.step is not None:
                 lost = self._lost_in_the_end(number)
-                rows["kept" if lost <= 1.0 else "failed"].append(Standing(number, cut.step, lost))
+                rows["kept" if lost <= _SAFE else "failed"].append(Standing(number, cut.step, lost))
             elif cut.rungs and cut.step is not None:
                 rows["left"].append(Standing(number, cut.step, self._lost(number, len(cut.rungs) - 1)))
         return rows

@@ -22,8 +22,8 @@ from ..events import CutsEnded, CutsStarted
 from ..options import Drop
 from ..requests import failure
 from ..runs import run_once
-from ..session import Pairs, Session
-from ..winner.proof import judge_quality
+from ..session import Session
+from ..winner.proof import look
 
 Choices = Mapping[str, tuple[Technique, ...]]
 
@@ -91,22 +91,17 @@ def pairs_of(cut: JudgedCut, found: Cuts) -> list[tuple[Quality, Quality]]:
 
 
 def worth_trials(found: Cuts, drop: Drop) -> list[JudgedCut]:
-    """The fastest of those that may be kept, and those that are slower and better; fastest first."""
+    """The fastest of those that may still be proven, and those that are slower and better; fastest first."""
     able = [
         cut
         for cut in found.cuts
-        if len(pairs_of(cut, found)) == _NUM_SEEDS and _may_be_kept(pairs_of(cut, found), drop)
+        if len(pairs_of(cut, found)) == _NUM_SEEDS and look(pairs_of(cut, found), drop) in ("kept", "unknown")
     ]
     front: list[JudgedCut] = []
     for cut in sorted(able, key=lambda one: one.step or 1.0):
         if not front or _change(cut, found) > _change(front[-1], found):
             front.append(cut)
     return front[:_MOST]
-
-
-def _may_be_kept(pairs: Pairs, drop: Drop) -> bool:
-    lost = fmean(other.value - one.value for one, other in pairs)
-    return judge_quality(pairs, drop) == "kept" or lost <= drop.of(fmean(other.value for _, other in pairs))
 
 
 def _change(cut: JudgedCut, found: Cuts) -> float:
