@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy
@@ -73,6 +75,16 @@ def test_a_standard_error_is_taken_as_it_is_told():
     assert evaluate(line(floats(2), evaluate=lambda model: (0.5, 0.01)), Line())[:2] == (0.5, 0.01)
 
 
+@pytest.mark.parametrize("said", [7, Fraction(1, 2), numpy.float32(0.5), numpy.float64(-2.0), -3.5, 1e300])
+def test_any_real_number_is_a_quality(said):
+    assert evaluate(line(floats(2), evaluate=lambda model: said), Line()) == Judged(float(said))
+
+
+def test_an_evaluation_may_ask_for_gradients():
+    """Of what the model returns, by its input: the weight. The model has none afterwards."""
+    assert evaluate(line(floats(2), evaluate=_slope), Line()).value == 1.0
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -138,6 +150,24 @@ def _raises(model: nn.Module) -> float:
     raise KeyError("label")
 
 
+def _wants_gradients(model: nn.Module) -> float:
+    model(torch.ones(())).backward()
+    return 0.0
+
+
+@torch.enable_grad()
+def _leaves_gradients(model: nn.Module) -> float:
+    model(torch.ones(())).backward()
+    return 0.0
+
+
+@torch.enable_grad()
+def _slope(model: nn.Module) -> float:
+    x = torch.ones((), requires_grad=True)
+    (found,) = torch.autograd.grad(model(x), x)
+    return found.item()
+
+
 @pytest.mark.parametrize(
     ("judge", "said"),
     [
@@ -146,6 +176,11 @@ def _raises(model: nn.Module) -> float:
         (lambda model: (1.0, 2.0, 3.0), r"returned a tuple of 3\. Wanted: a finite number"),
         (lambda model: (1.0, -0.1), "its standard error at least 0"),
         (lambda model: None, r"returned None\. Wanted: a finite number"),
+        (lambda model: "0.9", r"returned str\. Wanted: a finite number"),
+        (lambda model: {"accuracy": 0.9}, r"returned dict\. Wanted: a finite number"),
+        (lambda model: Decimal("0.9"), r"returned Decimal\. Wanted: a finite number"),
+        (lambda model: math.inf, "returned infinity, or beyond the largest float"),
+        (lambda model: (math.inf, 0.1), "but its number is infinity"),
         (lambda model: True, r"returned bool\. Wanted: a finite number"),
         (lambda model: (0.5, None), r"\(number, standard error\), but its standard error is None"),
         (lambda model: (0.5, math.nan), "but its standard error is nan"),
@@ -161,6 +196,14 @@ def _raises(model: nn.Module) -> float:
         (lambda model: [-2e38, 4e38, 1e300], r"more than 3e\+38 apart"),
         (_changes, r"changed the model: weight\. A BatchNorm in train mode does: call model\.eval\(\) first"),
         (_raises, r"evaluate\(model\) raised KeyError: 'label'\."),
+        (
+            _wants_gradients,
+            r"have a grad_fn\. It is called without gradients .*: put what needs them under `with torch\.en",
+        ),
+        (
+            _leaves_gradients,
+            r"left gradients in the model: weight\.grad\. The job's next step would add to them: call mod",
+        ),
         (None, r"evaluate is missing\. Wanted: def evaluate\(model\) -> float"),
     ],
 )

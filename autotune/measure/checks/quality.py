@@ -16,7 +16,7 @@ from torch import nn
 
 from ...errors import Caught, TaskError
 from ...randomness import undisturbed
-from ...ranks import of_first, world_size
+from ...ranks import of_first
 from ...task import SIGNATURES, Task
 from ...techniques.support.replica import within
 from ...training.training import Training
@@ -35,6 +35,11 @@ _PART = 2**20
 _WANTED = "Wanted: a finite number, or (number, standard error), or a list or 1-D tensor with a score for each example."
 _NOT_FINITE = {math.inf: "infinity, or beyond the largest float", -math.inf: "-infinity, or beyond the largest float"}
 _FEWEST_SCORES = 2
+_MAY_BE_LEFT_OUT = "Trials call it for the memory that it takes: see to that, or leave evaluate out of the task."
+_NEEDS_GRADIENTS = (
+    "It is called without gradients (torch.no_grad): put what needs them under `with torch.enable_grad():`, and leave "
+    "none in the model (model.zero_grad())."
+)
 
 
 @dataclass(frozen=True)
@@ -124,8 +129,8 @@ class Recovery:
         found: Judged = of_first(evaluate(task, within(training.model), training.evaluation_batch, context))
         return found
 
-    def look(self, is_suspect: bool) -> float | None:
-        """How far ``evaluate`` scatters by itself; None where ranks would have to agree on it.
+    def look(self, is_suspect: bool) -> float:
+        """How far ``evaluate`` scatters by itself.
 
         Args:
             is_suspect: whether recovery changed nothing of what it says.
@@ -134,8 +139,6 @@ class Recovery:
             TaskError: it does not see the model.
         """
         training, task = self.training, self._task
-        if world_size() > 1:
-            return None
         model = within(training.model)
 
         def judge() -> Judged:
@@ -205,31 +208,45 @@ def call_evaluate(
     what ``evaluate`` itself takes.
 
     Raises:
-        TaskError: there is no ``evaluate``, or it raised, or changed the model.
+        TaskError: there is no ``evaluate``, or it raised, changed the model, or left gradients in it.
         torch.OutOfMemoryError, MemoryError: memory ran out in it.
     """
     where = _where(task)
     if task.evaluate is None:
         raise TaskError(f"{task.source or 'task'}: evaluate is missing. Wanted: {SIGNATURES['evaluate']}.")
     before = {name: _bits(tensor) for name, tensor in model.state_dict().items()}
+    had = _with_gradients(model)
     takes_batch = task.evaluation_batch(1) is not None and batch is not None
     with _modes_kept(model), undisturbed(), torch.no_grad(), context or nullcontext():
         with Caught(MemoryError, torch.OutOfMemoryError, frames=True) as raised:
             said = task.evaluate(model, batch_size=batch) if takes_batch else task.evaluate(model)
         if raised.error is not None:
+            advice = _NEEDS_GRADIENTS if "require grad" in str(raised.error) else _MAY_BE_LEFT_OUT
             raise TaskError(
-                f"{where} raised {type(raised.error).__name__}: {raised.error}. Trials call it for the memory that it "
-                "takes: see to that, or leave evaluate out of the task."
+                f"{where} raised {type(raised.error).__name__}: {raised.error}. {advice}"
             ) from raised.take()
     after = model.state_dict()
     changed = [name for name, bits in before.items() if _bits(after[name]) != bits]
     if changed:
         raise TaskError(
-            f"{where} changed the model: {changed[0]}"
-            f"{f' and {len(changed) - 1} more' if len(changed) > 1 else ''}. A BatchNorm in train mode does: call "
-            "model.eval() first; modes are put back afterwards."
+            f"{where} changed the model: {_first(changed)}. A BatchNorm in train mode does: call model.eval() first; "
+            "modes are put back afterwards."
+        )
+    left = [f"{name}.grad" for name in _with_gradients(model) if name not in had]
+    if left:
+        raise TaskError(
+            f"{where} left gradients in the model: {_first(left)}. The job's next step would add to them: call "
+            "model.zero_grad() before it returns."
         )
     return said
+
+
+def _with_gradients(model: nn.Module) -> list[str]:
+    return [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+
+
+def _first(names: list[str]) -> str:
+    return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
 
 
 def _where(task: Task) -> str:
