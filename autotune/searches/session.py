@@ -63,6 +63,8 @@ class Session:
     """What other searches have measured of the task."""
     foreseen: Foreseen = field(default_factory=Foreseen)
     """What is predicted of configurations."""
+    no_cut: str | None = None
+    """Why no cut of the model is worth a trial; None where one is, or none was judged."""
     _task: str = field(default="", init=False)
     _folder: str = field(default="", init=False)
     _judged: Mapping[Settings, Pairs] = field(default_factory=dict, init=False)

@@ -11,6 +11,7 @@ from ..measure import Measurement
 from ..measure.measurement import Quality
 from ..plan import Budget
 from ..units import ceil_mib, format_bytes
+from ..words import count
 from ..workers import (
     Compared,
     Crashed,
@@ -30,7 +31,8 @@ from ..workers import (
 )
 from .options import Drop
 from .sampler.acquisition import Observation
-from .winner.proof import FAR, Pairs, difference_of, judge_quality
+from .time_budget import MOST_ROUNDS
+from .winner.proof import FAR, Pairs, chance, difference_of, judge_quality, look
 
 CONSTRAINTS = ("failure", "leak", "memory", "parity", "quality")
 """Names of the constraints. Every trial gets all of them in this order: Optuna's GPSampler raises where one is missing.
@@ -202,6 +204,18 @@ def reason_of(pairs: Pairs, drop: Drop) -> str:
     reference = statistics.fmean(other.value for _, other in pairs)
     early = "" if all(one.is_whole for one, _ in pairs) else " after a quarter of the recovery"
     return f"its quality is {value:.4g}{early}, the reference's {reference:.4g}, and {drop} less is allowed"
+
+
+def why_not(pairs: Pairs, drop: Drop) -> str:
+    """Both qualities and the allowed drop, with what is against a proof by more seeds, in words."""
+    said, seeds = reason_of(pairs, drop), count(len(pairs), "seed")
+    match look(pairs, drop):
+        case "unknown":
+            return f"{said}: too few or too unlike to tell, after {seeds}"
+        case "futile":
+            likely = f"{chance(pairs, drop):.1%}"
+            return f"{said}: after {seeds}, the chance that it is proven by {MOST_ROUNDS} is {likely}"
+    return said
 
 
 def least_early(reference: Quality, drop: Drop) -> float | None:

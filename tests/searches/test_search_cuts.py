@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,14 +10,19 @@ import pytest
 from search_tables import MIB, facts, options, row, run_search
 from test_search_guard import REFERENCE
 
+from autotune.errors import TaskError
 from autotune.measure.cuts.types import Cuts, JudgedCut
 from autotune.measure.measurement import Quality
-from autotune.searches.events import CutsEnded, CutsStarted, TrialEnded, Warned
+from autotune.searches.driver import search
+from autotune.searches.events import CutsEnded, CutsStarted, TrialEnded, TrialStarted, Warned
 from autotune.searches.options import Drop
 from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
 from autotune.techniques.low_rank import LowRank
+from autotune.techniques.parallel import Parallel
 from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
+from autotune.words import settings_words
 from autotune.workers import Crashed, CutsJudged, Failed, JudgeRequest, Outcome
 from autotune.workers.table import TableExecutor
 
@@ -135,6 +141,79 @@ def test_pruning_that_cannot_be_done_is_said_once_and_left_out(asked):
     run = run_search(asked, executor=Table(judged(*refused)))
     assert [event.message for event in run.seen(Warned)].count("settings.pruning: no") == 1
     assert run.measured == [REFERENCE]
+
+
+def test_where_every_cut_loses_too_much_the_plan_says_what_the_best_came_to(asked):
+    """Half the widths lose two points of one from each seed; with low rank beside it, so much that it ended early."""
+    far = "70 of the allowed drop lost after 0.125 of the recovery"
+    early = JudgedCut(settings=BOTH, step=0.25, rungs=(20.0,), ended=far)
+    for cuts, why in (
+        ((early, cut(HALF, 0.5, 88.0, 88.0, 88.0)), "its quality is 88, the reference's 90, and 1 less is allowed"),
+        ((early,), far),
+    ):
+        run = run_search(asked, executor=Table(judged(*cuts)))
+        assert run.plan.settings == REFERENCE
+        best = settings_words(cuts[-1].settings.part("function"))
+        assert [note for note in run.plan.notes if note.startswith("none of ")] == [
+            f"none of {len(cuts)} cut{'s' * (len(cuts) > 1)} of the model can be used; the best, {best}: {why}"
+        ]
+
+
+def test_several_ranks_train_what_one_process_has_judged(asked):
+    """Of two processes, each has the whole model, and together they train on what one does: cuts are scanned and judged
+    in one, whose word holds for both."""
+    Path("space.yaml").write_text(
+        f"{SPACE}batch: [{{micro: 64}}, {{micro: 32, accumulate: 2}}]\n"
+        "parallel: [{kind: none}, {kind: ddp, processes: 2}]\n"
+    )
+    known = facts(evaluates=True, linear_features=128, num_devices=2)
+    two = HALF.having(Batch(micro=32, accumulate=2), Parallel(kind="ddp", processes=2))
+    rows = [
+        row(one, samples_per_s=(speed,), peak_bytes=(100 * MIB,))
+        for one, speed in ((REFERENCE, 100), (HALF, 200), (two, 300))
+    ]
+    table = TableExecutor(known, rows, judge=lambda request: judged(cut(HALF, 0.5, 89.9, 89.9, 89.9)))
+    run = run_search(asked.model_copy(update={"sampler": "random"}), executor=table, known=known)
+    (request,) = (one for one in table.requests if isinstance(one, JudgeRequest))
+    assert {one.parallel.processes for one in (request.plan.settings, *request.options.candidates)} == {1}
+    assert run.plan.settings == two
+    assert {one.options.quality for one in table.requests if one.kind == "measure"} == {None}
+    assert run.plan.quality.pairs == 3
+
+
+BLIND = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+batch_size = 16
+
+def build_model():
+    return nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 1))
+
+def build_dataset():
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, x.sum(1, keepdim=True))
+
+def compute_loss(model, batch):
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+BEST = build_model()
+
+def evaluate(model):
+    return -compute_loss(BEST, build_dataset().tensors).item()
+"""
+
+
+@pytest.mark.slow
+def test_a_search_ends_where_evaluate_does_not_see_the_model(asked, local_executor):
+    """The process that judges cuts says so, and then the job as it stands: nothing that is lossy is tried."""
+    Path("blind.py").write_text(BLIND)
+    changes = {"task": "blind.py", "trials": 3, "trial_time": 0.1, "recovery_steps": 4}
+    events: list[object] = []
+    with pytest.raises(TaskError, match="does not see the model that it is given"):
+        search(asked.model_copy(update=changes), local_executor, events.append, threading.Event())
+    assert [event.number for event in events if isinstance(event, TrialStarted)] == [0]
 
 
 def test_judging_has_a_quarter_of_the_time(asked):

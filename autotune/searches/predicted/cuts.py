@@ -16,6 +16,7 @@ from ...search_spaces import SearchSpace
 from ...techniques import Settings, Technique
 from ...techniques.low_rank import LowRank
 from ...techniques.pruning import Pruning
+from ...words import count, settings_words
 from ...workers import Crashed, CutsJudged, JudgeRequest, Outcome, TimedOut
 from ...workers.trial.traces import first_line
 from ..events import CutsEnded, CutsStarted
@@ -23,6 +24,7 @@ from ..options import Drop
 from ..requests import failure
 from ..runs import run_once
 from ..session import Session
+from ..verdict import why_not
 from ..winner.proof import look
 
 Choices = Mapping[str, tuple[Technique, ...]]
@@ -60,7 +62,7 @@ def find_cuts(session: Session, space: SearchSpace) -> Found:
         kind.name for kind in _JUDGED if getattr(space, kind.name) == "auto" and len(choices.get(kind.name, ())) > 1
     ]
     drop, reference = session.options.max_quality_drop, session.reference_settings
-    if not names or drop is None or reference.parallel.processes > 1:
+    if not names or drop is None:
         return Found(choices)
     grid = {**choices, Pruning.name: (Pruning(), *(Pruning(kind="structured", ratio=ratio) for ratio in _RATIOS))}
     own = (reference.having(*cut) for cut in itertools.product(*(grid[name] for name in names)))
@@ -75,6 +77,7 @@ def find_cuts(session: Session, space: SearchSpace) -> Found:
         session.warn(note)
     chosen = worth_trials(found, drop)
     session.take_judged({cut.settings.part("function"): pairs_of(cut, found) for cut in chosen}, found.reference)
+    session.no_cut = None if chosen else _why_none(found, drop)
     session.observe(CutsEnded(len(found.cuts), tuple(_row(cut, found) for cut in chosen)))
     rows = {
         name: tuple(dict.fromkeys([choices[name][0], *(getattr(c.settings, name) for c in chosen)])) for name in names
@@ -102,6 +105,22 @@ def worth_trials(found: Cuts, drop: Drop) -> list[JudgedCut]:
         if not front or _change(cut, found) > _change(front[-1], found):
             front.append(cut)
     return front[:_MOST]
+
+
+def _why_none(found: Cuts, drop: Drop) -> str | None:
+    """Why none of them is worth a trial, by the best of those that came farthest; None where none was judged at all."""
+    judged = [cut for cut in found.cuts if cut.rungs or cut.qualities]
+    if not judged:
+        return None
+    best = max(judged, key=lambda cut: (len(cut.qualities), len(cut.rungs), _last(cut)))
+    pairs = pairs_of(best, found)
+    why = why_not(pairs, drop) if pairs else best.ended or "the time was up before it was judged"
+    what, name = count(len(found.cuts), "cut"), settings_words(best.settings.part("function"))
+    return f"none of {what} of the model can be used; the best, {name}: {why}"
+
+
+def _last(cut: JudgedCut) -> float:
+    return fmean(one.value for one in cut.qualities) if cut.qualities else cut.rungs[-1]
 
 
 def _change(cut: JudgedCut, found: Cuts) -> float:

@@ -283,10 +283,11 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
 
 
 def _why_unchanged(session: Session) -> str | None:
-    """Why nothing that changes what the model computes can be used, where that was allowed; None where something can,
-    or nothing could be tried."""
+    """Why nothing that changes what the model computes can be used; None where something can, or was not allowed."""
     changed = [row for row in session.study.tried if row.settings.affect("function")]
-    if not changed or any(row.settings.affect("function") for row in session.feasible):
+    if not changed:
+        return session.no_cut
+    if any(row.settings.affect("function") for row in session.feasible):
         return None
     fallen = {row.number: row for row in session.study.fallen}
     ended = [one for row in changed if (one := fallen.get(row.number, row)).verdict.reason is not None]

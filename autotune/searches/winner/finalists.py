@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ...measure import Measurement
-from ...words import count
 from ...workers import Compared, CompareRequest, Dropped, Measured, MeasureRequest, Outcome
 from ..events import FinalistEnded, TrialStarted
 from ..runs import run_once
@@ -21,12 +20,12 @@ from ..session import Pairs, Session
 from ..store.pace import weighed
 from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS
-from ..verdict import reason_of
+from ..verdict import why_not
 from .by_turns import MOST_ROUNDS_BY_TURNS, NUM_ROUNDS_BY_TURNS, can_take_turns, comparing
 from .evaluation import find_batch, with_batch
 from .evidence import Pair, are_sure, interval, undisturbed
 from .final import Final, qualities, run_name
-from .proof import Judgement, chance, look
+from .proof import Judgement, look
 from .proven import prove
 from .rivals import finalists_of, in_order, rivals_of
 
@@ -270,12 +269,7 @@ class _Finals:
         if judgement == "kept":
             return
         found = self._proven or qualities(rounds)
-        said = reason_of(found, drop) if found and drop is not None else "its quality was not compared"
-        seeds = count(len(found), "seed")
-        if judgement == "unknown":
-            said += f": too few or too unlike to tell, after {seeds}"
-        if judgement == "futile" and drop is not None:
-            said += f": after {seeds}, the chance that it is proven by {MOST_ROUNDS} is {chance(found, drop):.1%}"
+        said = why_not(found, drop) if found and drop is not None else "its quality was not compared"
         outcome = Dropped(message=said)
         self.session.warn(f"trial {candidate.number} is out: {said}. The next is tried.")
         raise _Fell(Tried(candidate.number, candidate.settings, outcome, self.session.judge(outcome)))
