@@ -62,9 +62,7 @@ def quality(model: nn.Module) -> float:
 
 def task(**changes: object) -> Task:
     pieces = {
-        "build_model": lambda: nn.Sequential(
-            nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 4)
-        ),
+        "build_model": build_model,
         "build_dataset": data,
         "compute_loss": loss,
         "build_optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -151,6 +149,30 @@ def test_a_candidate_that_cannot_be_had_ends_alone():
 def test_what_the_job_as_it_stands_raises_goes_up():
     with pytest.raises(TaskError, match="returned nan"):
         judge(task(evaluate=lambda model: math.nan), Plan(settings=REFERENCE), options(pruned(0.5)))
+
+
+LOOKS = QualityOptions(num_samples=NUM_SAMPLES, looks=True)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"allowed": 0.5}, {"allowed": 0.5, "targets": (0.5,)}], ids=["all", "front", "scan"]
+)
+def test_an_evaluation_that_does_not_see_the_model_ends_the_process(how, tmp_path):
+    """It judges another model of the same kind. What another process would go on from has no quality of it."""
+    other = build_model()
+    asked = options(pruned(0.5), recovery=LOOKS, keep=str(tmp_path / "cuts.json"), **how)
+    with pytest.raises(TaskError, match="it does not see the model that it is given"):
+        judge(task(evaluate=lambda model: quality(other)), Plan(settings=REFERENCE), asked)
+    assert Kept(asked).found.reference.qualities == ()
+
+
+def test_what_an_evaluation_draws_is_looked_at_once():
+    """With the job as it stands, from the first seed."""
+    drawn = task(evaluate=lambda model: quality(model) + torch.rand(()).item())
+    found = judge(drawn, Plan(settings=REFERENCE), options(pruned(0.5), recovery=LOOKS))
+    first, second = found.reference.qualities
+    assert first.noise > 0
+    assert [one.noise for one in (second, *found.cuts[0].qualities)] == [None] * 3
 
 
 class _Killed(BaseException):
