@@ -14,8 +14,8 @@ from command_line import Ended, run_here
 from gloo_pair import found_by_two
 from search_tables import SMALL, InMemory, empty_database
 
+from autotune.measure.timing.disturbance import one_thread
 from autotune.testing.executors import ExecutorContract
-from autotune.testing.runs import one_thread
 from autotune.workers import Executor
 from autotune.workers.local import LocalSlot
 from autotune.workers.pool import SlotPool

@@ -231,8 +231,6 @@ class Session:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""
         self.time_budget.learn(outcome, fresh)
         self._seconds.learn(name, outcome)
-        if not fresh:
-            self._tell_alike(name, outcome)
         sides = {name: outcome}
         if isinstance(outcome, Compared):
             others = {f"{name}-reference": outcome.other} if outcome.other is not None else {}
@@ -242,8 +240,10 @@ class Session:
             for message in one.measurement.warnings if isinstance(one, Measured) else ():
                 self.warn(message)
 
-    def _tell_alike(self, name: str, outcome: Outcome) -> None:
-        """Warn of a trial whose model has the scores of the whole one, example by example."""
+    def tell_alike(self, name: str, settings: Settings, outcome: Outcome) -> None:
+        """Warn of a trial whose model computes something else than the whole one, and has its score in each example."""
+        if not settings.affect("function"):
+            return
         quality = outcome.measurement.quality if isinstance(outcome, Measured) else None
         whole = self.study.reference_quality
         if quality is None or whole is None or quality is whole or quality.scores is None:

@@ -186,7 +186,9 @@ def _end(session: Session, candidates: Candidates, proposal: Proposal, outcome: 
     outcome = session.with_quality(proposal.settings, outcome)
     best = session.feasible[:1]
     tried = session.study.finish(proposal.trial, proposal.number, proposal.settings, outcome)
-    session.learn(f"trial-{proposal.number:03d}", outcome)
+    name = f"trial-{proposal.number:03d}"
+    session.learn(name, outcome)
+    session.tell_alike(name, proposal.settings, outcome)
     is_best = session.feasible[:1] != best
     is_sure = session.study.paces.of(proposal.number).is_sure
     ended = TrialEnded(proposal.number, proposal.settings, outcome, tried.verdict.feasible, is_best, is_sure=is_sure)

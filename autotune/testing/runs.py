@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,18 +82,6 @@ def run_applied(task: Task, settings: Settings) -> Run:
     hook.remove()  # it holds the training in a cycle, and with it the loader's workers
     run.state = _state(training.model)
     return run
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Tensors of a few numbers, on one thread: where processors are busy, threads wait for each other a hundred times
-    longer than they compute."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def relative_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

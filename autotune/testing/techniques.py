@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from ..measure.timing.disturbance import one_thread
 from ..plan import Plan
 from ..task import Task
 from ..techniques import Exactness, Settings, Technique
 from ..techniques.batch import Batch
 from ..training.apply_plan import apply
-from .runs import Run, one_thread, relative_difference, run_applied, run_by_hand, without_dropout
+from .runs import Run, relative_difference, run_applied, run_by_hand, without_dropout
 from .zoo import BATCH_SIZE, ZOO, once_each
 from .zoo_facts import BARE, facts_of
 

@@ -6,8 +6,8 @@ import torch
 from stand_in import Card
 from torch import nn
 
+from autotune.measure.timing.disturbance import one_thread
 from autotune.pruning import How, cut
-from autotune.testing.runs import one_thread
 from autotune.units import MIB
 
 

@@ -12,11 +12,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from autotune.errors import PlanError
 from autotune.integrations.loaders import put_at_first_epoch
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Plan
 from autotune.script.refusal import tell_once
 from autotune.techniques import Settings
 from autotune.techniques.data_loading import DataLoading
-from autotune.testing.runs import one_thread
 
 HOST, KEPT = DataLoading(num_workers=0, cache="host"), DataLoading(num_workers=1, persistent_workers=True)
 _NEEDS = {"ray": ("ray", "pandas", "pyarrow")}

@@ -21,6 +21,7 @@ from autotune.integrations.lightning import trainer_arguments, written
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.measure.inspect import inspect_task
 from autotune.measure.measurement import EvaluationOptions
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Budget, KeptWeights, Plan, TaskRef
 from autotune.randomness import seed_everything
 from autotune.techniques import Settings
@@ -37,7 +38,6 @@ from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
 from autotune.techniques.support.recomputed import recomputed
 from autotune.techniques.variant import Variant
-from autotune.testing.runs import one_thread
 from autotune.testing.zoo import ZOO
 from autotune.training.fingerprint import identify
 from autotune.training.weights import save_kept

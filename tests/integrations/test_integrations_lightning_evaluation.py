@@ -17,11 +17,11 @@ from autotune.measure.checks.quality import evaluate, evaluation_context
 from autotune.measure.evaluation import measure_evaluations
 from autotune.measure.measurement import EvaluationOptions, MeasureOptions
 from autotune.measure.memory import Charge
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Evaluation, Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision
-from autotune.testing.runs import one_thread
 
 pytest.importorskip("lightning", reason="Lightning is not installed")
 

@@ -20,6 +20,7 @@ from torch.utils.data import SequentialSampler
 import autotune
 from autotune.errors import PlanError
 from autotune.integrations import ray_train
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Budget, Plan, TaskRef
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -28,7 +29,6 @@ from autotune.techniques.low_rank import LowRank
 from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
 from autotune.techniques.variant import Variant
-from autotune.testing.runs import one_thread
 from autotune.testing.zoo import ZOO
 from autotune.training.fingerprint import identify
 

@@ -8,10 +8,10 @@ from script_lines import look_here, run_here
 from torch.utils.data import DataLoader
 
 from autotune.data.worker_queues import handed_on
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import TaskRef
 from autotune.script.refusal import tell_once
 from autotune.techniques.data_loading import DataLoading
-from autotune.testing.runs import one_thread
 
 HEAD = """
 import torch

@@ -7,6 +7,7 @@ import torch
 from script_lines import look_here
 from torch import nn
 
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import TaskRef
 from autotune.script.refusal import tell_once
 from autotune.techniques.checkpointing import Checkpointing
@@ -14,7 +15,6 @@ from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
 from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.precision import Precision
-from autotune.testing.runs import one_thread
 from autotune.training.fingerprint import identify
 
 HEAD = (

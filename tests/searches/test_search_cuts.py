@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from search_tables import MIB, facts, options, row, run_search
-from test_search_guard import REFERENCE
+from test_search_guard import REFERENCE, scored
 
 from autotune.errors import TaskError
 from autotune.measure.cuts.types import Cuts, JudgedCut
@@ -96,6 +96,18 @@ def test_trials_of_what_was_judged_measure_no_quality_and_have_it(asked):
     trials = [one for one in table.requests if one.kind == "measure" and not one.fresh]
     assert all(one.options.quality is None for one in trials)
     assert run.plan.quality.reference == 90.0 or run.plan.quality.value == 89.9
+
+
+def test_what_computes_the_same_as_the_job_is_not_told_to_have_its_scores(asked, tmp_path):
+    """A trial in bfloat16 changes the rounding alone, and has the quality that is known of the whole model."""
+    (tmp_path / "space.yaml").write_text(SPACE + "precision: [{kind: fp32}, {kind: bf16}]\n")
+    rounded = REFERENCE.having(Precision(kind="bf16"))
+    half = JudgedCut(settings=HALF, step=0.5, qualities=(scored(3599, 4000),) * 3)
+    reference = JudgedCut(settings=REFERENCE, qualities=(scored(3600, 4000),) * 3)
+    table = Table(CutsJudged(found=Cuts(reference=reference, cuts=(half,))), also=[rounded])
+    run = run_search(asked.model_copy(update={"sampler": "random"}), executor=table)
+    assert {*run.measured} >= {REFERENCE, HALF, rounded}
+    assert not [event for event in run.seen(Warned) if "every example has the same score" in event.message]
 
 
 def test_every_pair_of_the_grid_is_a_candidate_and_every_seed_is_asked_for(asked):

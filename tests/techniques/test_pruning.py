@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from autotune.errors import PlanError
+from autotune.measure.timing.disturbance import one_thread
 from autotune.pruning import How, Record, cut, rebuild
 from autotune.pruning.rebuild import tensors_of
-from autotune.testing.runs import one_thread
 from autotune.testing.zoo_models import ResNet
 
 

@@ -12,11 +12,11 @@ import torch_pruning  # noqa: F401 - cuts are found in forks, which find it load
 from torch import nn
 
 from autotune.errors import PlanError
+from autotune.measure.timing.disturbance import one_thread
 from autotune.pruning import How, Record, cut, cut_each, groups, rebuild
 from autotune.pruning.check import disagreement
 from autotune.pruning.rebuild import signature
 from autotune.pruning.record import Kept
-from autotune.testing.runs import one_thread
 from benchmarks.pruning import __main__ as benchmark
 from benchmarks.pruning.__main__ import MODELS, built, inputs_of
 

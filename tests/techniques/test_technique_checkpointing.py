@@ -15,11 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autotune
 from autotune.errors import PlanError, TaskError
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing, find_blocks
-from autotune.testing.runs import one_thread, run_applied, run_by_hand
+from autotune.testing.runs import run_applied, run_by_hand
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import BATCH_SIZE, ZOO
 from autotune.testing.zoo_facts import facts_of

@@ -16,6 +16,7 @@ import autotune
 from autotune.errors import PlanError
 from autotune.estimates.memory_model import fit_memory_model
 from autotune.estimates.tracing.real_step import fit_probed_model
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -24,7 +25,7 @@ from autotune.techniques.layers import Layers
 from autotune.techniques.optimizer_step import OptimizerStep
 from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
-from autotune.testing.runs import one_thread, run_applied
+from autotune.testing.runs import run_applied
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
 

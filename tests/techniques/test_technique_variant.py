@@ -18,13 +18,13 @@ from autotune.estimates.memory_model import fit_memory_model
 from autotune.estimates.predict import predict
 from autotune.measure.inspect import inspect_task
 from autotune.measure.measurement import InspectOptions, Quality
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Plan, TaskRef
 from autotune.searches.options import Drop
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.pruning import Pruning
 from autotune.techniques.variant import Variant
-from autotune.testing.runs import one_thread
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
 from autotune.testing.zoo_models import Mlp

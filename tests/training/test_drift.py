@@ -12,10 +12,10 @@ from torch.utils.data import TensorDataset
 import autotune
 from autotune.bundle import device_name
 from autotune.errors import PlanError
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Budget, Environment, Plan, TaskRef
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.testing.runs import one_thread
 from autotune.training.drift import differences
 from autotune.training.fingerprint import identify
 

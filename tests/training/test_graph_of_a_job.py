@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import autotune
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -19,7 +20,6 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.techniques.optimizer_step import OptimizerStep
 from autotune.techniques.precision import Precision
-from autotune.testing.runs import one_thread
 from autotune.testing.zoo import ZOO
 
 ROWS: dict[str, dict[str, Any]] = {

@@ -25,6 +25,7 @@ from ..checks.distill import build_teacher, distilled
 from ..checks.quality import Recovery
 from ..checks.scores import Judged
 from ..measurement import Quality
+from ..timing.disturbance import one_thread
 from .choose import Standing, between, going_on, ratios_for
 from .kept import Kept
 from .scan import NEVER, RATIOS, Scan
@@ -80,7 +81,7 @@ class _Runner:
     settings: Settings
     random: Randomness
     seconds: list[float] = field(default_factory=list)
-    """Of steps: on a CPU the processor's, which other work does not change."""
+    """Of steps: on a CPU those of the processor, on one thread, which other work does not change."""
 
     def step(self) -> None:
         """One step, timed."""
@@ -273,8 +274,9 @@ class _Judge:
         """Compare step times, one step of each in its turn."""
         left = [n for n in numbers if self._cut(n).step is None]
         self._note("timing steps")
-        for _ in range(_NUM_TIMED if left else 0):
-            left = self._able([_REFERENCE, *left], lambda number: self._runner(number).step())
+        with one_thread():
+            for _ in range(_NUM_TIMED if left else 0):
+                left = self._able([_REFERENCE, *left], lambda number: self._runner(number).step())
         for number in left:
             own, reference = (median(self._runner(one).seconds[1:]) for one in (number, _REFERENCE))
             self._keep(number, step=max(own / reference, 1e-6))

@@ -25,6 +25,7 @@ from ...training.training import Training
 from ..profiling.allocations import OUTSIDE, Phase
 from ..profiling.profile import profile
 from ..profiling.types import ModuleRow, Profile, ProfileOptions
+from ..timing.disturbance import one_thread
 from .choose import Layer
 from .types import GroupRow
 
@@ -66,7 +67,8 @@ class Scan:
         return [one if isinstance(one, PlanError) else pruning.recorded(one) for pruning, one in pairs]
 
     def _profiled(self) -> Profile:
-        return profile(self._training(), self._task, ProfileOptions(num_timed_steps=_NUM_TIMED))
+        with one_thread():  # as the cuts are timed
+            return profile(self._training(), self._task, ProfileOptions(num_timed_steps=_NUM_TIMED))
 
     def _training(self) -> Training:
         return apply(self._plan, self._task, seed=self._seed, enforce=True)

@@ -11,6 +11,8 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import NamedTuple
 
+import torch
+
 from ...ranks import world_size
 from ..processes import descendants, read, stat_of
 from .speed import Window
@@ -189,3 +191,15 @@ def _waited_s() -> float:
     threads = Path("/proc/self/task")
     found = (read(thread / "schedstat").split() for thread in (threads.iterdir() if threads.is_dir() else ()))
     return sum(int(row[1]) for row in found if len(row) > 1) / 1e9
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: where processors are busy, threads wait for each other a hundred times longer than they
+    compute on few numbers, and their waiting counts as the processor's time."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
