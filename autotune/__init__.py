@@ -21,7 +21,7 @@ _HOMES = {
     "apply_to_model": "training.apply_pieces",
     "apply_to_optimizer": "training.apply_pieces",
     "estimate": "api",
-    "from_lightning": "integrations.lightning_task",
+    "from_lightning": "integrations.lightning.task",
     "from_trainer": "integrations.trainer_task",
     "load_plan": "plan",
     "load_task": "task_file",
@@ -61,7 +61,7 @@ if _found := conflict():
 
 if TYPE_CHECKING:
     from .api import estimate, search, verify
-    from .integrations.lightning_task import from_lightning
+    from .integrations.lightning.task import from_lightning
     from .integrations.trainer_task import from_trainer
     from .plan import Plan, load_plan
     from .task import Task

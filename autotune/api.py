@@ -27,7 +27,7 @@ from .report.displays.live import saying
 from .report.printing import console
 from .results import Estimation, Verification
 from .script.command import script_name
-from .searches.event import Event
+from .searches.event_base import Event
 from .searches.options import HowToSearch, SearchOptions, read_bytes
 from .workers import Executor
 from .workers.devices import split_device

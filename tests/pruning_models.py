@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from autotune.testing.zoo_models import ResNet
+from autotune.testing.models import ResNet
 
 
 class UNet(nn.Module):

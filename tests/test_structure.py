@@ -176,9 +176,9 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
 
 
 NAMED_ELSEWHERE = {
-    ("integrations/lightning_task.py", "optimizer_step"): (1, "a hook of Lightning's modules"),
-    ("integrations/lightning_task.py", "optimizer"): (1, "a key of what Lightning's configure_optimizers returns"),
-    ("integrations/lightning_task.py", "precision"): (2, "an argument of Lightning's Trainer, and a field of Task"),
+    ("integrations/lightning/task.py", "optimizer_step"): (1, "a hook of Lightning's modules"),
+    ("integrations/lightning/task.py", "optimizer"): (1, "a key of what Lightning's configure_optimizers returns"),
+    ("integrations/lightning/task.py", "precision"): (2, "an argument of Lightning's Trainer, and a field of Task"),
     ("integrations/trainer_task.py", "precision"): (1, "a field of Task"),
     ("searches/reuse.py", "precision"): (1, "what a task states: its measurements hold for that alone"),
     ("searches/store/record.py", "precision"): (1, "the same, as --resume tells it"),

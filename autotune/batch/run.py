@@ -17,7 +17,7 @@ from ..files import read_text
 from ..plain_yaml import read_yaml
 from ..plan import Plan, load_plan
 from ..searches.driver import search
-from ..searches.event import Event
+from ..searches.event_base import Event
 from ..searches.events import INTERRUPTED, Inspected, TrialEnded, TrialStarted
 from ..searches.reuse import Reuse
 from ..searches.store.results import Key, Results

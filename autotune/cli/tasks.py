@@ -100,7 +100,7 @@ def estimate(
         task = _task_or_configuration(task, hf, sequence, lora)
         what = what_to_estimate(task, device, device_memory, card, budget_bytes=budget, **given)
         if len(what.cards) > 1:
-            from ..commands.estimate_cards import estimate_cards
+            from ..commands.cards import estimate_cards
 
             raise typer.Exit(estimate_cards(what, json, verbose))
         one_device(what, json, verbose)

@@ -11,7 +11,7 @@ from ..report.printing import console, print_json, print_words
 from ..results import Preview
 from ..search_spaces import load_space
 from ..searches.budget import asked, check_possible
-from ..searches.event import Event
+from ..searches.event_base import Event
 from ..searches.options import SearchOptions
 from ..searches.own_flags import by_own_flags, told_early
 from ..searches.predicted.duration import expected, likely_trials

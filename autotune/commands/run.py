@@ -11,8 +11,8 @@ from ..errors import UserError
 from ..plan import load_plan
 from ..report.printing import tell
 from ..script.command import own_share, under_launcher
+from ..script.distributed_launch import other_than_asked
 from ..script.flags import is_split_otherwise, told
-from ..script.launchers import other_than_asked
 from ..training.launched import ENFORCE_VARIABLE, PLAN_VARIABLE, SPLIT_VARIABLE, STRICT_VARIABLE
 
 

@@ -16,8 +16,8 @@ from ..report.printing import console, listened_to, print_json, print_words, tel
 from ..report.show import as_json, summary
 from ..report.spent import spent_table
 from ..script.changes import Changes
-from ..script.launchers import other_than_asked
-from ..searches.event import Event
+from ..script.distributed_launch import other_than_asked
+from ..searches.event_base import Event
 from ..searches.events import Inspected, SecondsKnown, Warned
 from ..searches.options import SearchOptions
 from ..searches.seconds import Spent

@@ -14,8 +14,8 @@ from ..report.verification import as_json, explain
 from ..results import Verification
 from ..script.changes import Changes
 from ..script.command import own_share, script_name
+from ..script.distributed_launch import other_than_asked
 from ..script.flags import told
-from ..script.launchers import other_than_asked
 from ..script.scratch import Scratch
 from ..searches.options import ANY_DROP, HowToSearch, SearchOptions
 from ..searches.requests import Requests, check_plan, failure, inspect

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from ..errors import UserError
 from ..ranks import world_size
 from ..report.printing import tell
-from ..script.launchers import num_processes
+from ..script.distributed_launch import num_processes
 from ..task_file import refuse_script, split_source
 from ..units import printable
 from .interrupts import ignore_interrupts

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from ..internals.fake_tensors import FakeTensor
-from . import activation, attention, conv, dropout, loss, matmul, norm, pooling, rematerialization
+from . import activation, attention, convolution, dropout, loss, matmul, norm, pooling, rematerialization
 from .graph import saved_tensors_hooks
 from .sites import Site
 
@@ -34,12 +34,12 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     torch.addmm: matmul.addmm,
     **{function: matmul.mul(function) for function in (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)},
     **{function: matmul.matmul(function) for function in _MATMULS},
-    F.conv1d: conv.conv(1),
-    F.conv2d: conv.conv(2),
-    F.conv3d: conv.conv(3),
-    F.conv_transpose1d: conv.conv_transpose(1),
-    F.conv_transpose2d: conv.conv_transpose(2),
-    F.conv_transpose3d: conv.conv_transpose(3),
+    F.conv1d: convolution.conv(1),
+    F.conv2d: convolution.conv(2),
+    F.conv3d: convolution.conv(3),
+    F.conv_transpose1d: convolution.conv_transpose(1),
+    F.conv_transpose2d: convolution.conv_transpose(2),
+    F.conv_transpose3d: convolution.conv_transpose(3),
     F.batch_norm: norm.batch_norm,
     F.instance_norm: norm.instance_norm,
     F.layer_norm: norm.keep_input(F.layer_norm),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..internals.fake_tensors import device_type
 from . import bits
-from .conv import for_each_dim
+from .convolution import for_each_dim
 from .graph import run, turns
 from .sites import Site
 

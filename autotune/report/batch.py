@@ -17,7 +17,7 @@ from ..batch.result import JobResult
 from ..batch.run import Batch, JobRun
 from ..results import PreviewedJob
 from ..searches.budget import asked, budget_words
-from ..searches.event import Event
+from ..searches.event_base import Event
 from ..searches.events import TrialStarted, Warned
 from ..searches.options import SearchOptions
 from ..searches.time_budget import NUM_REPEATS

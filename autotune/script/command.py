@@ -14,7 +14,7 @@ from ..distribution import requirement
 from ..errors import UserError
 from ..techniques import TECHNIQUES, Settings
 from ..techniques.batch import Batch
-from .launchers import MODULE, is_python, launch_of
+from .distributed_launch import MODULE, is_python, launch_of
 
 BATCH = ("batch.micro", "batch.accumulate")
 """Placeholders of what a script trains on, in braces."""

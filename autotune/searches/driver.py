@@ -20,7 +20,7 @@ from ..workers.trial.folder import check_working_folder
 from .anchors import Anchors
 from .budget import asked, check_possible
 from .doubt import Doubt
-from .event import Event
+from .event_base import Event
 from .events import INTERRUPTED, Inspected, QualityKnown, SearchStarted, Stopped, TrialEnded
 from .options import MeasuredBy, SearchOptions
 from .own_flags import batch_stays, by_own_flags, told_early

@@ -22,7 +22,7 @@ from ..words import (
 )
 from ..workers import Measured, Outcome
 from .budget import budget_words
-from .event import Event, Known, Run, RunEnded, RunStarted, outcome_row
+from .event_base import Event, Known, Run, RunEnded, RunStarted, outcome_row
 from .seconds import Spent, total_s
 from .time_budget import MOST_ROUNDS, NUM_REPEATS
 

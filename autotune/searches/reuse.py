@@ -17,7 +17,7 @@ from ..techniques import Device, Facts, Settings
 from ..units import format_percent
 from ..workers import Measured, Outcome, OutOfMemory
 from .budget import asked
-from .event import Event
+from .event_base import Event
 from .events import BudgetKnown, FinalistEnded, Inspected, TrialEnded
 from .options import QUALITY, SearchOptions
 from .requests import reference_settings

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..workers import Outcome, Predicted, PredictRequest, TimedOut, TrialRequest
 from ..workers.outcome import sides_of
-from .event import Event
+from .event_base import Event
 from .session import Session
 from .time_budget import LEAST_SHARE_S
 

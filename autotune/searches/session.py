@@ -16,7 +16,7 @@ from ..measure.measurement import OUT, Parity, Quality, QualityOptions
 from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Compared, Executor, Measured, MeasureRequest, Outcome
-from .event import Event
+from .event_base import Event
 from .events import SecondsKnown, TrialEnded, Warned
 from .options import SearchOptions
 from .requests import PARITY_LIMITS, Requests, exactness, reference_settings

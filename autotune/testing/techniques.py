@@ -18,9 +18,9 @@ from ..task import Task
 from ..techniques import Exactness, Settings, Technique
 from ..techniques.batch import Batch
 from ..training.apply_plan import apply
+from .facts import BARE, facts_of
 from .runs import Run, relative_difference, run_applied, run_by_hand, without_dropout
 from .zoo import BATCH_SIZE, ZOO, once_each
-from .zoo_facts import BARE, facts_of
 
 _LARGEST_DIFFERENCE: dict[Exactness, dict[str, float]] = {
     "exact": {"losses": 2e-5, "gradients": 2e-5, "trained states": 2e-5},
@@ -52,7 +52,7 @@ class TechniqueContract:
     """Whether ``state_dict`` has the stock model's keys and shapes; where it has not, the same model must come of what
     was applied and the same weights."""
     lacking: ClassVar[tuple[Technique, ...]]
-    """Settings that a bare machine and model (:data:`autotune.testing.zoo_facts.BARE`) cannot have; at least one."""
+    """Settings that a bare machine and model (:data:`autotune.testing.facts.BARE`) cannot have; at least one."""
 
     @pytest.fixture(params=ZOO)
     def zoo_task(self, request: pytest.FixtureRequest) -> Iterator[Task]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import IterableDataset, TensorDataset
 
 from ..task import Task
-from .zoo_models import Gpt, InputImage, Lstm, Mlp, ResNet, Tied, cnn
+from .models import Gpt, InputImage, Lstm, Mlp, ResNet, Tied, cnn
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ import numpy as np
 from autotune.estimates import Prediction
 from autotune.techniques import Device, Settings
 from autotune.techniques.batch import Batch
-from autotune.testing.zoo_facts import BARE
+from autotune.testing.facts import BARE
 from autotune.units import MIB
 
 from ..replay.competitors import COMPETITORS

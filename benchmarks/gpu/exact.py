@@ -159,7 +159,7 @@ def _layers(place: Place) -> Found:
 
 def converted(rounds: int, is_small: bool) -> dict[str, dict[str, float]]:
     """By model and precision: relative difference of gradients and its bar, peak and time over stock's."""
-    from autotune.testing.zoo_models import Gpt, ResNet
+    from autotune.testing.models import Gpt, ResNet
 
     models: dict[str, tuple[Any, Any]] = {
         "GPT": (lambda: Gpt(dropout=0.0), lambda: torch.randint(0, 11, (8, 8), device="cuda")),

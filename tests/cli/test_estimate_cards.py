@@ -13,15 +13,15 @@ from answering import Answering
 from command_line import Ended
 from screen import printed
 
+from autotune.commands.cards import estimate_on_each
 from autotune.commands.estimate import estimate_task, what_to_estimate
-from autotune.commands.estimate_cards import estimate_on_each
 from autotune.errors import UserError
 from autotune.estimates import Estimate, Fill, Fit, Interval
 from autotune.estimates.cards import CARDS, find_cards
 from autotune.report.cards import as_json, explain, line
 from autotune.results import CardsEstimation
 from autotune.techniques import Facts
-from autotune.testing.zoo_facts import BARE
+from autotune.testing.facts import BARE
 from autotune.units import MIB
 from autotune.workers import Crashed, Estimated, Executor, Inspected, Outcome
 

@@ -21,7 +21,7 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
-from autotune.testing.zoo_facts import BARE
+from autotune.testing.facts import BARE
 from autotune.units import MIB
 from autotune.workers import Crashed, Estimated, Inspected
 

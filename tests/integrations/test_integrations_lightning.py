@@ -51,7 +51,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from autotune.integrations.lightning import PlanCallback, PlanPrecision
-from autotune.integrations.lightning_checks import check_job
+from autotune.integrations.lightning.checks import check_job
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 JOBS = ("resnet", "gpt")

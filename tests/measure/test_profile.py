@@ -31,7 +31,7 @@ from autotune.techniques.layers import Layers
 from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
-from autotune.testing.zoo_facts import BARE
+from autotune.testing.facts import BARE
 from autotune.units import MIB
 from autotune.workers import STOPPED, Crashed, Inspected, NonFinite, OutOfMemory, Profiled, TimedOut
 

@@ -26,7 +26,7 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.precision import Precision
 from autotune.testing.kept import kept_bytes
-from autotune.testing.zoo_models import Gpt, InputImage, Lstm, Mlp, ResNet, Tied
+from autotune.testing.models import Gpt, InputImage, Lstm, Mlp, ResNet, Tied
 from autotune.training.apply_plan import apply
 
 CPU = torch.device("cpu")

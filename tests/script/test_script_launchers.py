@@ -9,7 +9,7 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.script.command import script_name, under_launcher
-from autotune.script.launchers import other_than_asked
+from autotune.script.distributed_launch import other_than_asked
 
 CONFIG = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", "num_processes": 2}
 

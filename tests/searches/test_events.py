@@ -20,7 +20,7 @@ from autotune.report.displays.lines import line
 from autotune.report.displays.live import draw
 from autotune.report.displays.progress import Progress
 from autotune.searches import events
-from autotune.searches.event import Event, RunEnded, RunStarted
+from autotune.searches.event_base import Event, RunEnded, RunStarted
 from autotune.searches.options import SearchOptions
 from autotune.techniques import Settings
 from autotune.words import facts_words

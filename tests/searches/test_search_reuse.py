@@ -10,7 +10,7 @@ import pytest
 from search_tables import MIB, Run, configurations, facts, options, row
 
 from autotune.commands.search import search_on
-from autotune.searches.event import Event
+from autotune.searches.event_base import Event
 from autotune.searches.events import TrialEnded, TrialStarted, Warned
 from autotune.workers.table import TableExecutor
 

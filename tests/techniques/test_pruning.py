@@ -18,7 +18,7 @@ from autotune.errors import PlanError
 from autotune.measure.timing.disturbance import one_thread
 from autotune.pruning import How, Record, cut, rebuild
 from autotune.pruning.rebuild import tensors_of
-from autotune.testing.zoo_models import ResNet
+from autotune.testing.models import ResNet
 
 
 @pytest.fixture(autouse=True)

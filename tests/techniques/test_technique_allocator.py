@@ -16,8 +16,8 @@ from autotune.errors import PlanError
 from autotune.techniques import Settings
 from autotune.techniques import allocator as module
 from autotune.techniques.allocator import Allocator, installed_allocators
+from autotune.testing.facts import BARE
 from autotune.testing.techniques import TechniqueContract
-from autotune.testing.zoo_facts import BARE
 
 KINDS = ("tcmalloc", "jemalloc")
 needs = {

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from autotune.errors import PlanError
 from autotune.techniques import Device, Settings, Technique
 from autotune.techniques.batch import Batch, refused_split
+from autotune.testing.facts import BARE, facts_of
 from autotune.testing.runs import relative_difference, run_applied
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import BATCH_SIZE, ZOO
-from autotune.testing.zoo_facts import BARE, facts_of
 
 
 class TestBatch(TechniqueContract):

@@ -20,11 +20,11 @@ from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing, find_blocks
+from autotune.testing.facts import facts_of
+from autotune.testing.models import Gpt, MlpBlock, ResidualBlock
 from autotune.testing.runs import run_applied, run_by_hand
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import BATCH_SIZE, ZOO
-from autotune.testing.zoo_facts import facts_of
-from autotune.testing.zoo_models import Gpt, MlpBlock, ResidualBlock
 
 
 class TestCheckpointing(TechniqueContract):

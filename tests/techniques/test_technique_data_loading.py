@@ -15,8 +15,8 @@ from torch.utils.data import WeightedRandomSampler
 
 from autotune.errors import PlanError
 from autotune.techniques.data_loading import DataLoading
+from autotune.testing.facts import BARE
 from autotune.testing.techniques import TechniqueContract
-from autotune.testing.zoo_facts import BARE
 
 HOST, DEVICE = DataLoading(cache="host"), DataLoading(cache="device")
 

@@ -47,7 +47,7 @@ class TestLowRank(TechniqueContract):
         return (LowRank(), *(one for one in small if one.unavailable(self._facts(task)) is None))
 
     def _facts(self, task):
-        from autotune.testing.zoo_facts import facts_of
+        from autotune.testing.facts import facts_of
 
         return facts_of(task)
 

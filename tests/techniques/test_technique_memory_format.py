@@ -9,9 +9,9 @@ from torch import nn
 
 from autotune.errors import PlanError
 from autotune.techniques.memory_format import MemoryFormat, channels_last_fault
+from autotune.testing.facts import BARE, facts_of
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
-from autotune.testing.zoo_facts import BARE, facts_of
 
 LAST = MemoryFormat(kind="channels_last")
 

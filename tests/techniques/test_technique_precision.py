@@ -14,10 +14,10 @@ from autotune.techniques import Settings, Technique
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.precision import Precision
+from autotune.testing.facts import BARE
 from autotune.testing.runs import run_applied
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
-from autotune.testing.zoo_facts import BARE
 
 
 class TestPrecision(TechniqueContract):

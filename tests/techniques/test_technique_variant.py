@@ -25,9 +25,9 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.pruning import Pruning
 from autotune.techniques.variant import Variant
+from autotune.testing.models import Mlp
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
-from autotune.testing.zoo_models import Mlp
 from autotune.training.fingerprint import fingerprint
 
 MLP = ZOO["mlp"]

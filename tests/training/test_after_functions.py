@@ -24,8 +24,8 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision
 from autotune.techniques.variant import Variant
+from autotune.testing.models import Mlp
 from autotune.testing.zoo import ZOO
-from autotune.testing.zoo_models import Mlp
 from autotune.training.training import Training
 from autotune.workers.trial.failure import outcome_of
 

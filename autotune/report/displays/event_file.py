@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from ...errors import UserError
-from ...searches.event import Event
+from ...searches.event_base import Event
 from ...searches.options import SearchOptions
 from .progress import Progress
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...searches.event import Event
+from ...searches.event_base import Event
 from ...searches.events import TrialEnded
 from ...searches.options import SearchOptions
 from ...units import format_duration

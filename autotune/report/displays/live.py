@@ -15,7 +15,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...searches.event import Event, RunEnded
+from ...searches.event_base import Event, RunEnded
 from ...searches.events import TrialEnded, Warned
 from ...searches.options import SearchOptions
 from ...units import format_bytes, format_duration, size

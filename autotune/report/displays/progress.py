@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...measure import Measurement
 from ...searches.budget import asked
-from ...searches.event import Event, RunEnded, RunStarted
+from ...searches.event_base import Event, RunEnded, RunStarted
 from ...searches.events import (
     AblationStarted,
     BudgetKnown,

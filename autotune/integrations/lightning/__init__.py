@@ -5,22 +5,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..plan import Plan
-from ..techniques import Stage
+from ...plan import Plan
+from ...techniques import Stage
 
 if TYPE_CHECKING:
-    from .lightning_callback import PlanCallback, PlanPrecision
+    from .callback import PlanCallback, PlanPrecision
 
 __all__ = ["PlanCallback", "PlanPrecision", "trainer_arguments", "written"]
 
-_HOMES = {"PlanCallback": "lightning_callback", "PlanPrecision": "lightning_callback"}
+_HOMES = {"PlanCallback": "callback", "PlanPrecision": "callback"}
 
 
 def __getattr__(name: str) -> Any:
     """Import what is made of Lightning's classes as it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __package__), name)
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
 
 def trainer_arguments(plan: Plan) -> dict[str, Any]:
@@ -36,14 +36,14 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
     Raises:
         PlanError: Lightning cannot have the plan's batch.
     """
-    from .checks import even_batch
+    from ..checks import even_batch
 
     arguments: dict[str, Any] = {}
     if (batch := even_batch(plan, "Lightning")) is not None:
         arguments["accumulate_grad_batches"] = batch.accumulate
     if not plan.settings.precision.has_context:
         return arguments | plan.settings.options_of("Lightning")
-    from .lightning_callback import PlanPrecision
+    from .callback import PlanPrecision
 
     return arguments | {"plugins": [PlanPrecision(plan)]}
 

@@ -14,19 +14,19 @@ from lightning.pytorch.plugins.precision import Precision as LightningPrecision
 from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
 from torch.utils.data import DataLoader
 
-from ..errors import PlanError
-from ..plan import Plan
-from ..randomness import undisturbed
-from ..techniques import Settings
-from ..techniques.precision import Precision
-from ..techniques.support.base import Run
-from ..training.apply_pieces import apply_to_model, apply_to_optimizer, on_two_samples
-from ..training.data_loader import changed_loader, has_own_batches, rebatched
-from .checks import check_model, check_version, refuse_other_models, tell
-from .lightning_checks import check_job
-from .lightning_hooks import is_own, unwrap, wrap
-from .lightning_task import training_loss
-from .loaders import put_at_first_epoch
+from ...errors import PlanError
+from ...plan import Plan
+from ...randomness import undisturbed
+from ...techniques import Settings
+from ...techniques.precision import Precision
+from ...techniques.support.base import Run
+from ...training.apply_pieces import apply_to_model, apply_to_optimizer, on_two_samples
+from ...training.data_loader import changed_loader, has_own_batches, rebatched
+from ..checks import check_model, check_version, refuse_other_models, tell
+from ..loaders import put_at_first_epoch
+from .checks import check_job
+from .hooks import is_own, unwrap, wrap
+from .task import training_loss
 
 _MARK = "_autotune_in_force"
 """On a module that was changed: the settings that it was changed by."""

@@ -8,9 +8,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from ..errors import PlanError
-from ..plan import Plan
-from .checks import check_alone, even_batch
+from ...errors import PlanError
+from ...plan import Plan
+from ..checks import check_alone, even_batch
 
 _SEE_GRADIENTS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
 """Hooks of a module that find no gradients where each is freed within backward."""

@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import TaskError
-from ..task import Task
-from .checks import check_version
-from .lightning_hooks import batch_hook, is_own, logging_to, nowhere
+from ...errors import TaskError
+from ...task import Task
+from ..checks import check_version
+from .hooks import batch_hook, is_own, logging_to, nowhere
 
 _PRECISIONS = {**dict.fromkeys(("32-true", "32", 32, None)), "bf16-mixed": "bf16", "16-mixed": "fp16"}
 _LEFT_OUT = ("on_train_batch_start", "on_train_batch_end", "optimizer_step", "configure_gradient_clipping", "backward")
@@ -46,7 +46,7 @@ def from_lightning(
                 f"{type(function).__name__}. Use lambda: ..."
             )
     check_version("lightning")
-    from .lightning_evaluation import evaluation_of
+    from .evaluation import evaluation_of
 
     trainer = trainer or {}
     data, loader, held_out = _loaders(build_data)
@@ -179,8 +179,8 @@ def _loaders(build_data: Callable[[], Any]) -> tuple[Any, Any, list[Any]]:
     """A datamodule or None, the training loader, and those for validation."""
     from torch.utils.data import BatchSampler, DataLoader
 
-    from ..randomness import seed_everything, undisturbed
-    from .lightning_evaluation import held_out_loaders
+    from ...randomness import seed_everything, undisturbed
+    from .evaluation import held_out_loaders
 
     with undisturbed():
         seed_everything(0)

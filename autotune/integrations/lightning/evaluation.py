@@ -12,12 +12,12 @@ import torch
 from lightning.pytorch.utilities import CombinedLoader
 from torchmetrics import Metric
 
-from ..errors import TaskError
-from ..measure.checks.quality import NoQuality
-from ..measure.evaluation import tell_of_batch
-from ..nested import samples_in
-from ..training.data_loader import has_own_batches, rebatched
-from .lightning_hooks import batch_hook, is_own, logging_to
+from ...errors import TaskError
+from ...measure.checks.quality import NoQuality
+from ...measure.evaluation import tell_of_batch
+from ...nested import samples_in
+from ...training.data_loader import has_own_batches, rebatched
+from .hooks import batch_hook, is_own, logging_to
 
 
 def held_out_loaders(made: Any) -> list[Any]:
