@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Interrupted, NothingFits, StudyError, UserError
-from ..report.displays.event_file import EventFile
+from ..report.displays.lines import EventFile
 from ..report.displays.live import watching
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..report.show import as_json, summary
-from ..report.spent import spent_table
+from ..report.tables import spent_table
 from ..script.changes import Changes
 from ..script.distributed_launch import other_than_asked
 from ..searches.event_base import Event

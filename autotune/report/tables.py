@@ -3,14 +3,17 @@ and names are cut if there is no room, figures never."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from ..searches.seconds import BESIDE, Spent, total_s
+from ..units import format_duration
 
 _GAP = 2
 _SHORTEST_NAME = 16
@@ -70,3 +73,15 @@ def _cut(name: str, width: int) -> str:
         return name
     head = (width - 1) // 3
     return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
+
+
+def spent_table(spent: Spent) -> RenderableType:
+    """Where a search's seconds went: a row for each thing that was done."""
+    heading = Text(f"Where {format_duration(total_s(spent))} went", style="bold")
+    return Group(heading, rows_table((done, _phases(phases)) for done, phases in spent.items()))
+
+
+def _phases(phases: Mapping[str, float]) -> str:
+    words = format_duration(sum(phases.values()))
+    told = [f"{phase} {value:.1f} s" for phase, value in phases.items() if value >= 0.05]
+    return f"{words}: {', '.join(told)}" if set(phases) - {BESIDE} else words

@@ -3,11 +3,12 @@ same results; and what it keeps for later ones."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import math
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from .events import BudgetKnown, FinalistEnded, Inspected, TrialEnded
 from .options import QUALITY, SearchOptions
 from .requests import reference_settings
 from .session import Session
-from .store.code import code_hash
 from .store.results import TRIAL, Kept, Key, Results
 from .time_budget import LEAST_SHARE_S
 from .verdict import is_spoiled
@@ -258,3 +258,54 @@ def _tells(kept: Kept, session: Session) -> bool:
         was_held = kept.limit_bytes is not None and (budget.limit is None or kept.limit_bytes < budget.limit)
         return not (was_held and peak.allocator_retries)
     return not budget.holds(peak.allocated or peak.process)
+
+
+def code_hash(path: Path) -> str:
+    """Hash of a file and of the modules in its folder that it imports, directly or through each other.
+
+    Imports are read from the source, inside functions too; what is imported by a name made at run time is not seen.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    folder = path.resolve().parent
+    found: dict[Path, bytes] = {}
+    left = [path.resolve()]
+    while left:
+        file = left.pop()
+        if file not in found:
+            found[file] = file.read_bytes()
+            left += _imported(file, found[file], folder)
+    digest = hashlib.sha256()
+    for file in sorted(found):
+        digest.update(f"{file.relative_to(folder)}\0{len(found[file])}\0".encode())
+        digest.update(found[file])
+    return digest.hexdigest()
+
+
+def _imported(file: Path, source: bytes, folder: Path) -> Iterator[Path]:
+    """Files of the folder that a file imports."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # the trial says so
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _files(folder, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = folder if not node.level else file.parents[node.level - 1]
+            if base.is_relative_to(folder):
+                for alias in node.names:
+                    yield from _files(base, ".".join(filter(None, (node.module, alias.name))))
+
+
+def _files(base: Path, name: str) -> Iterator[Path]:
+    """What ``import name`` reads below a folder: each package on the way, and the module; a last part may be a name in
+    a module."""
+    place = base
+    for part in name.split("."):
+        place = place / part
+        for file in (place / "__init__.py", place.with_suffix(".py")):
+            if file.is_file():
+                yield file.resolve()

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.batch.jobs import load_jobs
 from autotune.errors import UserError
-from autotune.searches.store.code import code_hash
+from autotune.searches.reuse import code_hash
 from autotune.units import MIB
 
 TASK = "def build_model(): ...\ndef build_dataset(): ...\ndef compute_loss(model, batch): ...\n"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotune.measure import MeasureOptions
-from autotune.measure.plain_loop import as_in_a_plain_loop
+from autotune.measure.run import as_in_a_plain_loop
 from autotune.plan import Plan
 from autotune.task_file import load_task
 from autotune.techniques import Settings

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.plan import Budget
-from autotune.report.displays.event_file import EventFile
+from autotune.report.displays.lines import EventFile
 from autotune.searches.events import BudgetKnown, SearchStarted, Stopped, TrialEnded, TrialStarted, Warned
 from autotune.searches.options import SearchOptions
 from autotune.techniques import Settings

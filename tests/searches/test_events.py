@@ -15,8 +15,7 @@ from search_tables import BF16, MIB, REFERENCE, facts, measurement
 
 from autotune import service
 from autotune.plan import Budget
-from autotune.report.displays.event_file import EventFile
-from autotune.report.displays.lines import line
+from autotune.report.displays.lines import EventFile, line
 from autotune.report.displays.live import draw
 from autotune.report.displays.progress import Progress
 from autotune.searches import events

@@ -10,7 +10,7 @@ from screen import printed
 from search_tables import configurations, facts, measurement, options, row, run_search
 
 from autotune.errors import OutOfTime
-from autotune.report.spent import spent_table
+from autotune.report.tables import spent_table
 from autotune.searches.events import Event, SecondsKnown
 from autotune.searches.seconds import Seconds
 from autotune.workers import Compared, Measured, Outcome, OutOfMemory, Predicted, TrialRequest

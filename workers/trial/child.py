@@ -23,9 +23,8 @@ from ...measure.inspect import inspect_task
 from ...measure.measurement import QualityOptions
 from ...measure.memory import Base
 from ...measure.others import take_card
-from ...measure.plain_loop import as_in_a_plain_loop
 from ...measure.profiling.profile import profile
-from ...measure.run import measure
+from ...measure.run import as_in_a_plain_loop, measure
 from ...measure.timing.compile_time import CompileTime
 from ...ranks import own_gpu, this_rank
 from ...task import Task

@@ -1,7 +1,12 @@
-"""One plain line for each event of a search: for pipes, logs and ``NO_COLOR``-minded people."""
+"""One line for each event of a search: plain ones, for pipes and logs; of JSON, for programs (``--progress``)."""
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
+
+from ...errors import UserError
 from ...searches.event_base import Event
 from ...searches.events import TrialEnded
 from ...searches.options import SearchOptions
@@ -71,3 +76,34 @@ def _more(event: Event, progress: Progress) -> str:
     again = "by turns with the reference" if progress.by_turns else "in fresh processes"
     more = f"about {format_duration(left_s)} more: some {trials} of {format_duration(trial_s)}"
     return f"; {more}, then the best again {again}"
+
+
+class EventFile:
+    """Appends what happens, each line at once: what follows the file sees whole lines, whatever becomes of the search.
+
+    An object has ``event`` (its kind), ``time`` (seconds since 1970) and what the kind has; sizes are bytes.
+    """
+
+    def __init__(self, path: Path, options: SearchOptions) -> None:
+        """Open it.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        self._progress = Progress(options)
+        try:
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as reason:
+            raise UserError(
+                f"--progress {path}: it cannot be written: {reason.strerror}. Choose another file."
+            ) from None
+
+    def observe(self, event: Event) -> None:
+        """Append an event. A full disk ends no search: the line is lost."""
+        self._progress.observe(event)
+        row = {"event": event.kind, "time": time.time(), **event.row(self._progress)}
+        try:
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+        except OSError:
+            pass
