@@ -175,6 +175,25 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
         assert ours <= allowed.union(own.get(path.stem, ())), path.name
 
 
+TESTED_BENCHMARKS = {
+    "test_docs.py": "pages and a picture that benchmarks write",
+    "script/test_same_training.py": "ten pairs of benchmarks.same_training",
+    "service/test_service_leases.py": "races of benchmarks.service_faults",
+    "techniques/test_pruning_places.py": "models of benchmarks.pruning",
+}
+"""Tests beside ``tests/benchmarks`` that run a part of a benchmark, and which."""
+
+
+def test_what_tests_share_with_benchmarks_lies_with_the_tests():
+    """A benchmark takes a server, a browser and tasks from ``tests``; tests take from it what they test."""
+    users = {
+        str(path.relative_to(ROOT / "tests"))
+        for path in (ROOT / "tests").rglob("*.py")
+        if re.search(r"^\s*(from|import) benchmarks\b", path.read_text(encoding="utf-8"), re.M)
+    }
+    assert {name for name in users if not name.startswith("benchmarks/")} == TESTED_BENCHMARKS.keys()
+
+
 NAMED_ELSEWHERE = {
     ("integrations/lightning/task.py", "optimizer_step"): (1, "a hook of Lightning's modules"),
     ("integrations/lightning/task.py", "optimizer"): (1, "a key of what Lightning's configure_optimizers returns"),

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.service.store.database import Database
+from tests.postgresql import Cluster, missing
 
 from ..faults.place import may_mount
-from ..postgresql import Cluster, missing
 from ..rows import save_rows
 from . import databases, disks, drivers, memory, nodes, requests, servers, trials
 from .core import Fault, attempt

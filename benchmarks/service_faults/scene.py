@@ -27,8 +27,8 @@ from autotune.service.store.tokens import Tokens
 from autotune.service.supervisor import RunnerOptions
 from autotune.service.web import following
 from autotune.workers.process import with_variable
+from tests.postgresql import Cluster
 
-from ..postgresql import Cluster
 from ..service_place import OPTIONS, Server
 
 __all__ = ["LEASE_S", "POINTS", "Scene", "Template", "make_template", "scene"]

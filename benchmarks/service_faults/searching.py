@@ -14,8 +14,8 @@ from autotune.service.store.database import Database
 from autotune.service.store.states import TERMINAL, State
 from autotune.service.supervisor import RunnerOptions
 from autotune.workers.process import identify
+from tests.held_task import HELD
 
-from ..held_task import HELD
 from .scene import Scene
 
 __all__ = ["Searching"]

@@ -14,6 +14,7 @@ import optuna
 import pytest
 import yaml
 from command_line import ONE_ROUND, Ended, Running, start
+from held_task import HELD
 from ray_node import TOKEN, Node, another_node
 
 from autotune.errors import UserError
@@ -22,7 +23,6 @@ from autotune.testing.executors import wait_for_end
 from autotune.workers import Executor
 from autotune.workers.cluster import RayExecutor
 from autotune.workers.process import ProcessId, identify
-from benchmarks.held_task import HELD
 
 pytest.importorskip("ray", reason="Ray is not installed")
 

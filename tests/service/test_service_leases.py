@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
+from postgresql import Cluster, missing
 from service_runs import LOCAL, OPTIONS, archive, serving, spec, until
 from sqlalchemy import inspect, update
 
@@ -31,7 +32,6 @@ from autotune.service.store.states import NEXT, OPEN, TERMINAL, State
 from autotune.service.store.tables import METADATA, SEARCHES
 from autotune.service.supervisor import Places, RunnerOptions
 from autotune.service.web.app import make_app
-from benchmarks.postgresql import Cluster, missing
 from benchmarks.service_faults.races import race
 
 SPEC = SearchSpec(task="model.py", folder="/jobs")

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 import uvicorn
+from chromium import Page, missing
+from filled_service import fill
 from service_runs import OPTIONS
 
 from autotune.service.service import open_service
 from autotune.service.web.app import make_app
-from benchmarks.chromium import Page, missing
-from benchmarks.service_page import fill
 
 pytestmark = pytest.mark.skipif(missing(), reason="Chromium is not installed")
 

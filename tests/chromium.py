@@ -16,8 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Page", "missing"]
-
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _LONGEST_S = 60.0
 _FLAGS = (

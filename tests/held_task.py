@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HELD"]
-
 HELD = '''
 """{name}: each measurement says that it has begun, and waits until it may go on."""
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-__all__ = ["Cluster", "missing"]
-
 
 def missing() -> str | None:
     """Why there can be none here; None where there can."""
