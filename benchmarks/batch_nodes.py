@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from autotune.batch.turns import Turns
 from autotune.workers import Executor, MeasureRequest, Outcome, TrialRequest
 
-__all__ = ["Nodes"]
-
 _STILL_S = 0.25
 """Real time in which nothing may change before the clock goes on: a job that ended is followed by the next a moment
 later."""

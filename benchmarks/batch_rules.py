@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["auto_find_sizes", "first_that_fits", "power_sizes"]
-
 _LARGEST = 4096
 """The last that Lightning tries: 8192 ends its search untried."""
 

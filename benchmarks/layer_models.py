@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["CASES", "MODELS", "Built", "freeze", "loss_of"]
-
 Built = tuple[nn.Module, dict[str, Any]]
 _GENERATOR = torch.Generator().manual_seed(0)
 

@@ -11,8 +11,6 @@ try:
 except ImportError:
     convert_to_memory_saving = None
 
-__all__ = ["HOW_TO_INSTALL", "convert_to_memory_saving", "converted_by_peer"]
-
 HOW_TO_INSTALL = """The columns of the peer are empty, since memsave_torch cannot be imported. To fill them:
 pip install --no-deps git+https://github.com/plutonium-239/memsave_torch@154f88c"""
 

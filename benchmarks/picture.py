@@ -9,8 +9,6 @@ from rich.console import Console
 
 from .rows import HERE
 
-__all__ = ["PICTURE", "shown"]
-
 README = HERE.parent / "README.md"
 PICTURE = HERE.parent / "docs" / "search.svg"
 _COLUMNS = 112

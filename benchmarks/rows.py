@@ -14,8 +14,6 @@ from autotune import __version__
 from autotune.measure.device import inspect_device
 from autotune.techniques.support.facts import num_processors
 
-__all__ = ["EXAMPLES", "HERE", "environment", "load_rows", "save_rows"]
-
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"
 

@@ -21,8 +21,6 @@ from autotune.service.web.app import make_app
 
 from .rows import HERE
 
-__all__ = ["OPTIONS", "Server"]
-
 DRIVER = (sys.executable, "-S", "-E", str(HERE.parent / "tests" / "service_driver.py"))
 OPTIONS = RunnerOptions(num_searches=2, lease_s=5.0, beat_s=0.05, pauses_s=(0.1, 0.1), program=DRIVER)
 

@@ -22,8 +22,6 @@ from autotune.testing.kept import kept_bytes
 
 from .peer import converted_by_peer
 
-__all__ = ["KINDS", "compare", "dynamic_peak_bytes"]
-
 KINDS: dict[str, dict[str, bool]] = {"exact": {}, "rounding": {"rounding": True}, "recompute": {"recompute": True}}
 """Of the technique ``layers``: what ``convert`` is told."""
 

@@ -15,8 +15,6 @@ from .layer_models import MODELS
 from .rows import HERE, load_rows
 from .single_layers import LAYERS
 
-__all__ = ["PAGES", "filled"]
-
 Row = dict[str, Any]
 _MODEL_HEADER = "| model | kept by stock, MiB | peer | here | peak: peer | here | time: peer | here |"
 _LAYER_HEADER = "| layer | stock | peer | here | peak | time |"

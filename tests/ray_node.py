@@ -15,8 +15,6 @@ from pathlib import Path
 from autotune.measure.processes import descendants
 from autotune.workers.process import ProcessId, end, identify, name_of
 
-__all__ = ["TOKEN", "Node", "another_node", "on_one_processor"]
-
 TOKEN = {"RAY_AUTH_MODE": "token"}
 
 

@@ -8,8 +8,6 @@ from collections.abc import Collection
 from .core import Complaints
 from .ended import Ended
 
-__all__ = ["clean", "refused"]
-
 _MOST_LINES = 100
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _LONGEST_LINE = 20_000

@@ -12,8 +12,6 @@ from typing import Literal
 from .ended import NoEnd
 from .place import Place, may_mount, place_of
 
-__all__ = ["Complaints", "Executor", "Fault", "Result", "attempt"]
-
 Complaints = list[str]
 """What was not as it should be; empty where the fault was withstood."""
 Executor = Literal["none", "local", "ray"]

@@ -21,8 +21,6 @@ from .ended import LONG_S, Ended
 from .place import Place
 from .scene import SEARCH, Held, begin, set_up
 
-__all__ = ["DATABASE", "EITHER", "KIND", "REFUSED", "REFUSES", "faults", "resume"]
-
 KIND = "studies"
 DATABASE = Path(".autotune/model.db")
 REFUSED = "exit 2 that names the study; its rows are as they were"

@@ -20,8 +20,6 @@ from .ended import LONG_S
 from .place import Place
 from .scene import MOMENTS, SEARCH, Disturbance, Held, Moment, begin, disturb, set_up, task_text
 
-__all__ = ["faults"]
-
 _KIND = "environment"
 _EXPECTED = "waits, tries again, or ends with 2 and --resume; nothing of it is a configuration's outcome"
 _SMALL = "24m"

@@ -11,8 +11,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LONG_S", "Ended", "NoEnd", "Running"]
-
 _POLL_S = 0.02
 LONG_S = 120.0
 """What takes seconds here may take so long beside others."""

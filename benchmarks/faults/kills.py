@@ -16,8 +16,6 @@ from .ended import LONG_S, NoEnd
 from .place import Place
 from .scene import MOMENTS, Disturbance, Held, Moment, begin, disturb, resume_and_check, set_up
 
-__all__ = ["faults"]
-
 _KIND = "kills"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KILLED = -signal.SIGKILL

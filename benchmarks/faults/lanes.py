@@ -10,8 +10,6 @@ from pathlib import Path
 from .core import Fault, Result, attempt
 from .processes import adopt_orphans
 
-__all__ = ["run"]
-
 
 def run(faults: Sequence[Fault], num_lanes: int, template: Path) -> Iterator[tuple[Fault, Result]]:
     """Try faults, each once, ``num_lanes`` at a time.

@@ -14,8 +14,6 @@ from .ended import LONG_S
 from .place import ROOT, Place
 from .scene import SEARCH, SPACE, task_text
 
-__all__ = ["faults"]
-
 _KIND = "options"
 _REFUSED = "exit 2, one message, no traceback"
 _LONG = "x" * 5_000

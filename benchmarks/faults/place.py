@@ -20,8 +20,6 @@ from typing import Any
 from . import processes
 from .ended import LONG_S, Ended, Running
 
-__all__ = ["MARK", "ROOT", "Place", "may_mount", "place_of"]
-
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "AUTOTUNE_FAULT_CLUSTER"
 """In the environment of a lane's shared Ray cluster, and so of its idle workers: these are not left behind."""

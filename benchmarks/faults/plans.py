@@ -17,8 +17,6 @@ from .checks import clean, refused
 from .core import Complaints, Fault
 from .place import ROOT, Place
 
-__all__ = ["FILES", "bounded", "faults"]
-
 _KIND = "plans"
 _PLAN = ROOT / "tests" / "golden" / "plan.yaml"
 _ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m"

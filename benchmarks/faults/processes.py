@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Process", "adopt_orphans", "below", "end", "reap", "variables", "words"]
-
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _PATIENCE_S = 20.0
 

@@ -17,22 +17,6 @@ from .core import Complaints, Executor
 from .ended import LONG_S, Ended, NoEnd, Running
 from .place import Place, place_of
 
-__all__ = [
-    "MOMENTS",
-    "SEARCH",
-    "SPACE",
-    "Disturbance",
-    "Held",
-    "Moment",
-    "begin",
-    "disturb",
-    "make_template",
-    "plan_is_measured",
-    "resume_and_check",
-    "set_up",
-    "task_text",
-]
-
 Moment = Literal["inspection", "reference", "trial", "finalist"]
 MOMENTS: tuple[Moment, ...] = ("inspection", "reference", "trial", "finalist")
 SEARCH = (

@@ -13,8 +13,6 @@ from .place import Place
 from .plans import FILES, bounded
 from .scene import task_text
 
-__all__ = ["faults"]
-
 _KIND = "spaces"
 _REFUSED = "exit 2, one message, no traceback"
 _TECHNIQUES = (

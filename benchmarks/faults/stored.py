@@ -14,8 +14,6 @@ from pathlib import Path
 
 from .core import Complaints
 
-__all__ = ["Stored", "measured_again", "read", "same_or_more"]
-
 _ATTRIBUTES = (
     "SELECT s.study_name, t.trial_id, a.key, a.value_json FROM trial_user_attributes a "
     "JOIN trials t ON a.trial_id = t.trial_id JOIN studies s ON t.study_id = s.study_id"

@@ -20,8 +20,6 @@ from .ended import LONG_S, Running
 from .place import ROOT, Place
 from .scene import SEARCH, Held, begin, resume_and_check, set_up
 
-__all__ = ["faults"]
-
 _KIND = "streams"
 _PLAN = (ROOT / "tests" / "golden" / "plan.yaml").read_text()
 _SHOW = "show plan.yaml"

@@ -16,9 +16,6 @@ from .core import Complaints, Fault
 from .databases import DATABASE, EITHER, KIND, REFUSED, REFUSES, resume
 from .place import Place
 
-__all__ = ["faults"]
-
-
 _Change = Callable[[Any], object]
 
 

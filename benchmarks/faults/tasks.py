@@ -15,8 +15,6 @@ from .ended import LONG_S, NoEnd
 from .place import Place
 from .scene import SEARCH, SPACE, plan_is_measured
 
-__all__ = ["faults"]
-
 _KIND = "tasks"
 _HEALTHY = """\
 import atexit, ctypes, itertools, os, random, resource, signal, sys, threading, time, warnings

@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["compared", "summary"]
-
 _FIRST = 10
 """Steps whose losses are held against each other one by one: later ones drift apart by rounding."""
 _NUM_PARTS = 10

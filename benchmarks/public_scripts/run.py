@@ -17,8 +17,6 @@ from ..rows import HERE
 from ..same_training.run import RECORDER, ended, told
 from .scripts import Script
 
-__all__ = ["Failure", "Place"]
-
 _LIMIT_S = 1800.0
 
 

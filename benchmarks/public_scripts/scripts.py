@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["SCRIPTS", "Script"]
-
 
 @dataclass(frozen=True)
 class Script:

@@ -21,8 +21,6 @@ from .problem import Competitor, Problem, Result, Space
 from .samplers import expected_gain, optuna_sampler, prior_alone
 from .table import Table
 
-__all__ = ["COMPETITORS", "replay"]
-
 
 def _grid(problem: Problem, seed: int) -> Generator[Settings, Result, str | None]:
     """Everything, by nested loops in an order that is the seed's, the last technique changing fastest."""

@@ -12,8 +12,6 @@ from autotune.techniques import Settings
 from .problem import Gains, Problem
 from .table import Table, load_table
 
-__all__ = ["TABLES", "gains_of_other_tables", "no_gains", "stated_gains"]
-
 TABLES = tuple(sorted((Path(__file__).parent / "tables").glob("*.jsonl")))
 _FITTED = ("precision", "allocator", "memory_format")
 """Techniques whose stated gains were read off the tables."""

@@ -12,8 +12,6 @@ from autotune.measure import Measurement
 from autotune.plan import Speed
 from autotune.searches.store.pace import Anchor, Correction, Paces, is_due
 
-__all__ = ["HOW", "How", "Load", "Loaded"]
-
 How = Literal["raw", "divided", "anchors"]
 HOW: tuple[How, ...] = ("raw", "divided", "anchors")
 _UNLIKE = 0.05

@@ -20,8 +20,6 @@ from .load import Load, Loaded
 from .problem import Competitor, Problem, Result
 from .table import Table, Truth
 
-__all__ = ["Replay", "play", "seconds_of"]
-
 _START_S = 2.0
 """Of a trial: starting, loading, applying."""
 _LEAST_TIMED_S = 2.0

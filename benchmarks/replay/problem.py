@@ -20,8 +20,6 @@ from autotune.searches.verdict import Verdict
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.workers import Outcome
 
-__all__ = ["Competitor", "Gains", "Problem", "Result", "Space"]
-
 
 @dataclass(frozen=True)
 class Result:

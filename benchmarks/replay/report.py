@@ -11,8 +11,6 @@ import numpy as np
 
 from .table import BUDGETS, Table
 
-__all__ = ["BARS", "report", "summary"]
-
 AFTER = (6, 12, 24)
 """Trials after which regret is stated."""
 OVER = ("over_budget", "in_margin")

@@ -22,8 +22,6 @@ from autotune.techniques import Settings
 from .gains import stated_gains
 from .problem import Gains, Problem, Result, Space
 
-__all__ = ["expected_gain", "optuna_sampler", "prior_alone"]
-
 _PATIENCE = 5
 """Proposals in a row that were measured before, until one is drawn from what is left."""
 

@@ -18,8 +18,6 @@ from autotune.workers import Outcome, OutOfMemory
 from autotune.workers.outcome import OUTCOME
 from autotune.workers.table import Row, TableExecutor
 
-__all__ = ["BUDGETS", "MARGIN", "Entry", "Table", "Truth", "load_table"]
-
 MARGIN = 0.03
 BUDGETS = {"tight": 0.15, "middle": 0.4, "loose": 0.8}
 """Share of a table's configurations that fit."""

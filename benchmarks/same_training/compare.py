@@ -7,8 +7,6 @@ from typing import Any
 
 from .plans import Pair
 
-__all__ = ["differences"]
-
 _OF_OTHER_DRAWS = 0.4
 """Where random numbers are others: largest difference of all losses' sum, and of all gradients' norms, as a share. What
 is not divided by the number of passes is twice as large at least."""

@@ -10,8 +10,6 @@ from autotune.techniques.allocator import installed_allocators
 
 from .styles import Style
 
-__all__ = ["NAMES", "Pair", "pairs_of"]
-
 _EXACT, _ROUNDED = 1e-4, 0.1
 """Largest difference of a step's loss, as a share of it: sums in another order; bf16, and derivatives in 8 bits."""
 

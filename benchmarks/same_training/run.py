@@ -20,8 +20,6 @@ from .plans import Pair
 from .styles import Style
 from .trial import refused_in_trial
 
-__all__ = ["RECORDER", "Trained", "attempt", "ended", "told", "train"]
-
 RECORDER = Path(__file__).with_name("recorder")
 """What PYTHONPATH begins with, for a process to be recorded."""
 _LIMIT_S = 300

@@ -6,8 +6,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["STYLES", "Style"]
-
 SCRIPTS = Path(__file__).with_name("scripts")
 
 

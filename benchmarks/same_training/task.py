@@ -12,8 +12,6 @@ from autotune.searches.time_budget import TimeBudget
 
 from .styles import Style
 
-__all__ = ["task_of"]
-
 
 def task_of(style: Style) -> dict[str, Any]:
     """A plan's section ``task``.

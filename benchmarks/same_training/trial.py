@@ -15,8 +15,6 @@ from typing import Any
 
 from .styles import Style
 
-__all__ = ["refused_in_trial"]
-
 _LIMIT_S = 300
 _OPTIONS = ("--trials", "2", "--trial-time", "0.5s", "--executor", "local", "--space", "space.yaml")
 

@@ -16,8 +16,6 @@ from pathlib import Path
 from autotune.measure.processes import descendants
 from autotune.workers.process import end, identify, name_of
 
-__all__ = ["Nodes"]
-
 _START_S = 180.0
 """The longest that a node may take to come up."""
 _RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-gpus=0")

@@ -12,8 +12,6 @@ from autotune.service.store.states import State
 
 from .scene import POINTS, Scene, Template, scene
 
-__all__ = ["ANY_END", "Fault", "attempt"]
-
 ANY_END = (State.SUCCEEDED, State.CANCELLED)
 
 

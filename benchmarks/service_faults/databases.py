@@ -22,8 +22,6 @@ from .core import Fault
 from .scene import LEASE_S, Scene
 from .servers import kill_server
 
-__all__ = ["FAULTS"]
-
 _HOUR_S = 3600.0
 
 

@@ -17,8 +17,6 @@ from autotune.service.client import ServiceError
 from .core import Fault
 from .scene import Scene
 
-__all__ = ["FAULTS"]
-
 
 def _fill(the: Scene) -> Path:
     fill = the.state / "fill"

@@ -13,8 +13,6 @@ from .memory import MemoryLimit
 from .scene import LEASE_S, POINTS, Scene
 from .servers import kill_server
 
-__all__ = ["FAULTS"]
-
 _MIB = 2**20
 _PRINTED_MIB, _EACH_MIB_S = 1024, 0.02
 """Of a driver that floods: more than its disk holds, and so fast."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["MemoryLimit", "missing"]
-
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 _IS_V1 = (_V1 / "memory.limit_in_bytes").exists()
 _NUMBERS = itertools.count()

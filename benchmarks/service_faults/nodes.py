@@ -18,8 +18,6 @@ from .cluster import Nodes
 from .core import ANY_END, Fault
 from .searching import Searching
 
-__all__ = ["FAULTS"]
-
 _PAUSE_S, _LONG_PAUSE_S = 10.0, 30.0
 """How long a node is stopped: less than Ray takes to call it dead; and more, where it is told to be quicker."""
 _QUICK = {

@@ -19,8 +19,6 @@ from autotune.service.store.searches import Searches
 from autotune.service.store.states import State
 from autotune.service.store.tables import SEARCHES
 
-__all__ = ["KINDS", "race"]
-
 _HOME, _SPEC = "races", SearchSpec(task="model.py", folder="/jobs")
 _LONGEST_S = 3600.0
 KINDS = ("one queue", "a lease that is over", "a claim and a cancel")

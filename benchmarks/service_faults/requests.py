@@ -14,8 +14,6 @@ from .core import ANY_END, Fault
 from .scene import Scene
 from .servers import kill_server
 
-__all__ = ["FAULTS"]
-
 _EQUAL, _SILENT = 100, 20
 
 

@@ -31,8 +31,6 @@ from tests.postgresql import Cluster
 
 from ..service_place import OPTIONS, Server
 
-__all__ = ["LEASE_S", "POINTS", "Scene", "Template", "make_template", "scene"]
-
 LEASE_S, BOUND_S, NUM_TRIALS = 1.0, 60.0, 3
 POINTS = ("queued", "starting", "inspecting", "reference", "predicting", "trial", "storing", "finalists", "writing")
 POINTS = (*POINTS, "ending", "cancelling")

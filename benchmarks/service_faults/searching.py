@@ -18,8 +18,6 @@ from tests.held_task import HELD
 
 from .scene import Scene
 
-__all__ = ["Searching"]
-
 _PATIENCE_S = 30.0
 """The best are measured again until the gain is sure. On a busy machine that takes long: then it is told to finish."""
 SPACE = "schema: autotune/space@1\nprecision: auto\n"

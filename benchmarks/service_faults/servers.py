@@ -11,8 +11,6 @@ from ..service_place import Server
 from .core import Fault
 from .scene import LEASE_S, Scene
 
-__all__ = ["FAULTS", "kill_server"]
-
 
 def kill_server(the: Scene) -> None:
     """SIGKILL; its driver goes on alone."""

@@ -14,8 +14,6 @@ from .core import Fault
 from .memory import MemoryLimit
 from .searching import Searching
 
-__all__ = ["FAULTS"]
-
 _MIB = 2**20
 _LIMIT_MIB, _TAKEN_MIB, _PRINTED_MIB = 1024, 4096, 1024
 _MOST_KEPT, _MOST_GROWTH, _MOST_LOG = 16 * _MIB, 64 * _MIB, 256 * 2**10

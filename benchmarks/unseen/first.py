@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from ..layer_models import Built
 from .tokens import tokens
 
-__all__ = ["IMAGES", "MODELS"]
-
 
 def _classifier(config: Any, side: int = 96) -> Built:
     from transformers import AutoModelForImageClassification

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from ..layer_models import Built
 from .tokens import tokens
 
-__all__ = ["IMAGES", "MODELS"]
-
 
 def _falcon() -> Built:
     from transformers import FalconConfig, FalconForCausalLM

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from ..layer_models import Built
 from .tokens import tokens
 
-__all__ = ["IMAGES", "MODELS"]
-
 
 def _qwen() -> Built:
     from transformers import Qwen3Config, Qwen3ForCausalLM

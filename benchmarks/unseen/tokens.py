@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["tokens"]
-
 
 def tokens(vocabulary: int, length: int) -> Tensor:
     """Eight texts, (8, ``length``), of numbers below ``vocabulary``."""
