@@ -28,7 +28,7 @@ import yaml
 from autotune.batch.jobs import Job, Jobs
 from autotune.batch.run import prepare_batch
 from autotune.searches.driver import search
-from autotune.searches.store.results import Results
+from autotune.searches.store.measurements import Results
 from autotune.searches.time_budget import FRESH_EXTRA_S
 from autotune.task_file import task_file
 from autotune.techniques import TECHNIQUES, Device, Facts, Settings

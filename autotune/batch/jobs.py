@@ -15,8 +15,7 @@ from ..errors import UserError
 from ..files import read_text
 from ..plain_yaml import explain, read_yaml
 from ..search_spaces import load_space
-from ..searches.options import Job as SearchedJob
-from ..searches.options import PathOption, SearchOptions
+from ..searches.options import PathOption, SearchedJob, SearchOptions
 from ..task_file import refuse_script, task_file
 from ..units import slug
 from ..workers.devices import split_device

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from ..searches.reuse import keep
-from ..searches.store.results import Kept, Key, Results
+from ..searches.store.measurements import Kept, Key, Results
 from ..workers import Executor, Inspected, InspectRequest, Measured, MeasureRequest, Outcome, OutOfMemory, TrialRequest
 from ..workers.pool import done
 from .turns import Turn

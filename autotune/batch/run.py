@@ -18,9 +18,9 @@ from ..plain_yaml import read_yaml
 from ..plan import Plan, load_plan
 from ..searches.driver import search
 from ..searches.event_base import Event
-from ..searches.events import INTERRUPTED, Inspected, TrialEnded, TrialStarted
+from ..searches.events import INTERRUPTED, TaskRead, TrialEnded, TrialStarted
 from ..searches.reuse import Reuse
-from ..searches.store.results import Key, Results
+from ..searches.store.measurements import Key, Results
 from ..searches.time_budget import NUM_REPEATS, TimeBudget
 from ..workers import Executor, Measured, Outcome
 from .jobs import SUMMARY, Job, Jobs
@@ -54,7 +54,7 @@ class JobRun(JobResult):
     def observe(self, event: Event, turn: Turn) -> None:
         """Note what the next runs may gain, by which the next trial is chosen."""
         match event:
-            case Inspected(facts):
+            case TaskRead(facts):
                 self.device = facts.device
             case TrialEnded(outcome=Measured(measurement=measurement, seconds=seconds)):
                 self._trial_s = seconds or self._trial_s

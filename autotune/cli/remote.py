@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UserError
-from ..searches.options import NOT_SUBMITTED, Job
+from ..searches.options import NOT_SUBMITTED, SearchedJob
 from .app import app, one_document, service_installed
 from .arguments import Job as JobWords
 from .arguments import Json, Output
@@ -26,7 +26,7 @@ _DEFAULT_URL = "http://127.0.0.1:8470"
 
 
 @app.command(cls=ByPanel, short_help="Submit a search to a service.")
-@takes_options(Job, without=NOT_SUBMITTED)
+@takes_options(SearchedJob, without=NOT_SUBMITTED)
 def submit(
     job: JobWords,
     folder: Annotated[

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from ..errors import UserError
-from ..searches.options import Job, SearchOptions
+from ..searches.options import SearchedJob, SearchOptions
 from .app import app, one_document
 from .arguments import (
     Address,
@@ -30,7 +30,7 @@ from .options import ByPanel, takes_options
 
 
 @app.command(cls=ByPanel, short_help="Search for the fastest plan within a memory budget.")
-@takes_options(SearchOptions, Job, several=("budget",))
+@takes_options(SearchOptions, SearchedJob, several=("budget",))
 def search(
     job: JobWords,
     executor: ExecutorName = "ray",

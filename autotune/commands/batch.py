@@ -18,7 +18,7 @@ from ..errors import AutotuneError, Interrupted, UserError
 from ..report.batch import Watch, explain_previews, outcome_table
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..results import PreviewedJob
-from ..searches.store.results import Results
+from ..searches.store.measurements import Results
 from ..searches.store.storage import default_storage
 from ..techniques import Facts
 from ..units import format_percent

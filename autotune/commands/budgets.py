@@ -12,7 +12,7 @@ from ..files import FOLDER, check_output
 from ..report.printing import listened_to, print_json
 from ..search_spaces import load_space
 from ..searches.options import SearchOptions
-from ..searches.store.results import Results
+from ..searches.store.measurements import Results
 from ..searches.store.storage import default_storage
 from .batch import WhatToTune, as_document, executors_for, preview, run_jobs, tell_of
 from .search import check_asked

@@ -13,8 +13,8 @@ from ..estimates import Calibration, EstimateOptions, Interval, PredictOptions
 from ..estimates.cards import on_device
 from ..results import WhatToEstimate
 from ..searches.requests import LARGEST_OF, failure
+from ..searches.store.read_study import Stored, finished
 from ..searches.store.storage import default_url
-from ..searches.store.stored import Stored, finished
 from ..searches.store.url import masked
 from ..searches.time_budget import TimeBudget
 from ..techniques import Facts

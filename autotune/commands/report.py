@@ -10,7 +10,7 @@ from ..files import check_output, write_text
 from ..report.page import study_page
 from ..report.printing import listened_to, print_json
 from ..report.study import as_json
-from ..searches.store.stored import read_study, url_of
+from ..searches.store.read_study import read_study, url_of
 from ..searches.store.url import sqlite_files
 
 

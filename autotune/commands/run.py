@@ -12,7 +12,7 @@ from ..plan import load_plan
 from ..report.printing import tell
 from ..script.command import own_share, under_launcher
 from ..script.distributed_launch import other_than_asked
-from ..script.flags import is_split_otherwise, told
+from ..script.flags import fill, is_split_otherwise
 from ..training.launched import ENFORCE_VARIABLE, PLAN_VARIABLE, SPLIT_VARIABLE, STRICT_VARIABLE
 
 
@@ -30,7 +30,7 @@ def run(path: Path, command: Sequence[str], strict: bool = False, enforce: bool 
     plan = load_plan(path)
     settings, evaluation = plan.settings, plan.evaluation_batch
     splits = is_split_otherwise(command, own_share(settings))
-    command, changed = told(command, own_share(settings), evaluation)
+    command, changed = fill(command, own_share(settings), evaluation)
     if changed is not None:
         tell(f"autotune: {changed}")
     launched = under_launcher(command)

@@ -18,7 +18,7 @@ from ..report.tables import spent_table
 from ..script.changes import Changes
 from ..script.distributed_launch import other_than_asked
 from ..searches.event_base import Event
-from ..searches.events import Inspected, SecondsKnown, Warned
+from ..searches.events import SecondsKnown, TaskRead, Warned
 from ..searches.options import SearchOptions
 from ..searches.seconds import Spent
 from ..searches.store.url import sqlite_files
@@ -55,9 +55,9 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
                     spent.append(event.spent)
                     return
                 display.observe(event)
-                if isinstance(event, Inspected) and options.command and (note := other_than_asked(options.command)):
+                if isinstance(event, TaskRead) and options.command and (note := other_than_asked(options.command)):
                     display.observe(Warned(note))
-                if changes is not None and isinstance(event, Inspected) and (said := changes.told()):
+                if changes is not None and isinstance(event, TaskRead) and (said := changes.told()):
                     display.observe(Warned(said))
 
             plan = search_on(options, executor, _observers(options, show), stop, time_budget)
@@ -108,7 +108,7 @@ def search_on(
     measured of the job, and keep what this one measures for later ones."""
     from ..searches.driver import search as run_search  # it takes a moment, and something is shown by now
     from ..searches.reuse import Reuse
-    from ..searches.store.results import Results
+    from ..searches.store.measurements import Results
     from ..searches.store.storage import default_storage
 
     known = Reuse(lambda: Results(default_storage("results")), options)

@@ -15,7 +15,7 @@ from ..results import Verification
 from ..script.changes import Changes
 from ..script.command import own_share, script_name
 from ..script.distributed_launch import other_than_asked
-from ..script.flags import told
+from ..script.flags import fill
 from ..script.scratch import Scratch
 from ..searches.options import ANY_DROP, HowToSearch, SearchOptions
 from ..searches.requests import Requests, check_plan, failure, inspect
@@ -83,7 +83,7 @@ def job_of(
     if len(job) == 1:
         return job[0], None, ()
     evaluation = plan.evaluation_batch
-    command, changed = told(job, own_share(plan.settings), evaluation)
+    command, changed = fill(job, own_share(plan.settings), evaluation)
     notes = (changed, other_than_asked(command))
     return script_name(command), tuple(command), tuple(note for note in notes if note is not None)
 

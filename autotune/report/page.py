@@ -12,7 +12,7 @@ from ..measure.profiling.allocations import OUTSIDE
 from ..measure.profiling.types import Profile
 from ..results import Profiling
 from ..searches.budget import budget_words
-from ..searches.store.stored import Stored
+from ..searches.store.read_study import Stored
 from ..units import size
 from ..words import count, outcome_words, percent, trial_label
 from .charts import memory as drawing

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..plan import Gain
 from ..searches.requests import reference_settings
-from ..searches.store.stored import Stored
+from ..searches.store.read_study import Stored
 from ..searches.store.tried import Tried
 from ..searches.winner.ablation import Share, counterparts, shares
 from ..searches.winner.evidence import combine, gain, undisturbed

@@ -116,7 +116,7 @@ def _states(words: Sequence[str], name: str) -> bool:
     return any(stands_for(word.partition("=")[0]) == name for word in words)
 
 
-def told(command: Sequence[str], batch: Batch | None, evaluation: int | None = None) -> tuple[list[str], str | None]:
+def fill(command: Sequence[str], batch: Batch | None, evaluation: int | None = None) -> tuple[list[str], str | None]:
     """A command with a plan's batch in its placeholders or, where it has none, in the flags that are known.
 
     Args:

@@ -21,7 +21,7 @@ from .anchors import Anchors
 from .budget import asked, check_possible
 from .doubt import Doubt
 from .event_base import Event
-from .events import INTERRUPTED, Inspected, QualityKnown, SearchStarted, Stopped, TrialEnded
+from .events import INTERRUPTED, QualityKnown, SearchStarted, Stopped, TaskRead, TrialEnded
 from .options import MeasuredBy, SearchOptions
 from .own_flags import batch_stays, by_own_flags, told_early
 from .predicted.cuts import find_cuts
@@ -98,7 +98,7 @@ def _run(
     time_budget.read_s = found.seconds
     options, facts = by_own_flags(options, found.facts)
     found = found.model_copy(update={"facts": facts})
-    observe(Inspected(found.facts, found.seconds))
+    observe(TaskRead(found.facts, found.seconds))
     _check_evaluates(options, found.facts)
     check_possible(asked(options), found.facts)
     if gone := check_working_folder():

@@ -31,7 +31,7 @@ INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
-class Inspected(Event, kind="inspected"):
+class TaskRead(Event, kind="inspected"):
     """The task loaded, and this is what is known of it."""
 
     facts: Facts

@@ -244,7 +244,7 @@ class HowToSearch(MeasuredBy):
         return self.model_dump(mode="json", include=set(HowToSearch.model_fields), exclude_defaults=True)
 
 
-class Job(HowToSearch):
+class SearchedJob(HowToSearch):
     """What is to be searched, and how."""
 
     task: str | None = None

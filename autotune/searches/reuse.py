@@ -19,11 +19,11 @@ from ..units import format_percent
 from ..workers import Measured, Outcome, OutOfMemory
 from .budget import asked
 from .event_base import Event
-from .events import BudgetKnown, FinalistEnded, Inspected, TrialEnded
+from .events import BudgetKnown, FinalistEnded, TaskRead, TrialEnded
 from .options import QUALITY, SearchOptions
 from .requests import reference_settings
 from .session import Session
-from .store.results import TRIAL, Kept, Key, Results
+from .store.measurements import TRIAL, Kept, Key, Results
 from .time_budget import LEAST_SHARE_S
 from .verdict import is_spoiled
 
@@ -129,7 +129,7 @@ class Reuse:
             StudyError: the store cannot be read or written.
         """
         match event:
-            case Inspected(facts):
+            case TaskRead(facts):
                 key, self._reference = key_of(facts, self._options, code_of(self._options)), reference_settings(facts)
                 self._results = self._open()
                 self._series = self._results.series(key)

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from ..searches.options import NOT_SUBMITTED, Job, option_name
+from ..searches.options import NOT_SUBMITTED, SearchedJob, option_name
 from ..units import printable
 
 
@@ -30,7 +30,7 @@ _LONGEST = 200
 _MOST_TRIALS = 10_000
 
 
-class SearchSpec(Job):
+class SearchSpec(SearchedJob):
     """A search as it is submitted: the job in the words of ``autotune search``, where its files are, and how urgent it
     is."""
 

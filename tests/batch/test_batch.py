@@ -21,7 +21,7 @@ from autotune.measure.measurement import Quality
 from autotune.plan import load_plan
 from autotune.report.batch import outcome_table
 from autotune.searches.events import Event, TrialEnded, Warned
-from autotune.searches.store.results import Results
+from autotune.searches.store.measurements import Results
 from autotune.task_file import split_source
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch as Micro

@@ -9,7 +9,7 @@ import pytest
 from search_tables import BF16, MIB, REFERENCE, measurement
 
 from autotune.errors import StudyError
-from autotune.searches.store.results import Kept, Key, Results
+from autotune.searches.store.measurements import Kept, Key, Results
 from autotune.workers import Measured, OutOfMemory
 
 KEY = Key(task="a" * 64, device='{"type":"cpu"}', threads=2, torch="2.13.0", autotune="0.1")

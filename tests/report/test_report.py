@@ -62,7 +62,7 @@ def ended(number: int, settings: Settings, outcome: Outcome, is_best: bool = Fal
 
 
 SCRIPT: list[events.Event] = [
-    events.Inspected(FACTS),
+    events.TaskRead(FACTS),
     events.SearchStarted("model-1", 96, 24),
     events.TrialStarted(0, REFERENCE),
     ended(0, REFERENCE, measured(352.0, 802)),
@@ -240,7 +240,7 @@ def test_the_panel_keeps_its_rows():
 
 FOUR = [ended(n, SPLIT, measured(500.0, 471)) for n in range(4)]
 ROOMY = [*SCRIPT[:2], *FOUR]
-MANY = [events.Inspected(FACTS.model_copy(update={"host_memory_bytes": MIB})), SCRIPT[1], *FOUR]
+MANY = [events.TaskRead(FACTS.model_copy(update={"host_memory_bytes": MIB})), SCRIPT[1], *FOUR]
 """With memory for one process at a time: the best and the reference run in turn."""
 
 
@@ -268,7 +268,7 @@ def test_rounds_by_turns_take_what_the_last_one_took():
 
 def test_predictions_are_time_that_is_left_until_they_are_made():
     """About twice what it took to read the task."""
-    read = [events.Inspected(MANY[0].facts, 5.0), SCRIPT[1], MANY[2]]
+    read = [events.TaskRead(MANY[0].facts, 5.0), SCRIPT[1], MANY[2]]
     whole = watched(read, Clock()).left_s
     made = [events.PredictionStarted(90), events.PredictionEnded(90, 90)]
     assert whole - watched([*read, *made], Clock()).left_s == 10.0

@@ -12,7 +12,7 @@ from autotune.commands.preview import preview_search
 from autotune.errors import UserError
 from autotune.report.preview import explain
 from autotune.script.command import filled, own_batch, own_evaluation
-from autotune.script.flags import flags_of, told, with_evaluation, with_placeholders
+from autotune.script.flags import fill, flags_of, with_evaluation, with_placeholders
 from autotune.searches.events import Warned
 from autotune.searches.own_flags import batch_stays
 from autotune.techniques.batch import Batch
@@ -75,11 +75,11 @@ def test_flags_before_the_script_are_not_its_own():
 
 def test_a_plans_batch_goes_into_flags_that_state_another():
     command = [*START, "--bs=8", "--grad-accum", "1"]
-    changed, said = told(command, Batch(micro=2, accumulate=4))
+    changed, said = fill(command, Batch(micro=2, accumulate=4))
     assert changed == [*START, "--bs=2", "--grad-accum", "4"]
     assert said == "the plan's batch is in the script's own flags: --bs=2 --grad-accum 4."
-    assert told(command, Batch(micro=8)) == (command, None)
-    assert told(command, None) == (command, None)
+    assert fill(command, Batch(micro=8)) == (command, None)
+    assert fill(command, None) == (command, None)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_a_placeholder_for_evaluation_is_none_for_training():
 
 def test_a_plans_evaluation_batch_goes_into_its_flag():
     command = [*START, "--bs=8", "--grad-accum=1", "--eval-batch-size", "4"]
-    changed, said = told(command, Batch(micro=8), 64)
+    changed, said = fill(command, Batch(micro=8), 64)
     assert changed == [*command[:-1], "64"]
     assert said == "the plan's batch is in the script's own flags: --eval-batch-size 64."
-    assert told(command, Batch(micro=8), 4) == told(command, Batch(micro=8)) == (command, None)
-    both, said = told(command, Batch(micro=2, accumulate=4), 64)
+    assert fill(command, Batch(micro=8), 4) == fill(command, Batch(micro=8)) == (command, None)
+    both, said = fill(command, Batch(micro=2, accumulate=4), 64)
     assert both[2:] == ["--bs=2", "--grad-accum=4", "--eval-batch-size", "64"]
     assert said.endswith("--bs=2 --grad-accum=4 --eval-batch-size 64.")
 
@@ -124,12 +124,12 @@ def test_a_script_that_accumulates_up_to_a_total_is_told_its_micro_batch_alone()
     own = Batch(micro=8, accumulate=4)  # tokens, or samples: what it was seen to do counts
     assert flags_of(with_placeholders(command, own)) == "--batch_size {batch.micro=8}"
     assert with_placeholders(command, Batch(micro=4, accumulate=8)) is None
-    changed, said = told(command, Batch(micro=2, accumulate=16))
+    changed, said = fill(command, Batch(micro=2, accumulate=16))
     assert (changed[2:4], said) == (
         ["--batch_size", "2"],
         "the plan's batch is in the script's own flags: --batch_size 2.",
     )
-    assert told(command, own) == (command, None)
+    assert fill(command, own) == (command, None)
 
 
 @pytest.fixture

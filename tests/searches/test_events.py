@@ -51,7 +51,7 @@ OUT = {
 }
 TRIAL_ROW = {"number": 3, "settings": "batch 64, bf16", "fits": True, "is_best": True, **FIGURES}
 SAID: list[tuple[Event, str, dict[str, Any]]] = [
-    (events.Inspected(FACTS), f"task: {facts_words(FACTS)}", {"words": facts_words(FACTS)}),
+    (events.TaskRead(FACTS), f"task: {facts_words(FACTS)}", {"words": facts_words(FACTS)}),
     (events.Warned("so"), "note: so", {"words": "so"}),
     (
         events.TrialStarted(0, REFERENCE),
@@ -169,7 +169,7 @@ SAID: list[tuple[Event, str, dict[str, Any]]] = [
 def told(*happened: Event) -> Progress:
     """A display to which this has happened, at second 0."""
     progress = Progress(OPTIONS, clock=lambda: 0.0)
-    for event in (events.Inspected(FACTS), REFERENCE_ENDED, *happened):
+    for event in (events.TaskRead(FACTS), REFERENCE_ENDED, *happened):
         progress.observe(event)
     return progress
 
@@ -180,7 +180,7 @@ def test_each_event_says_itself_in_a_line_and_a_row(event: Event, words: str, ro
     assert line(event, progress) == f"[0 s] {words}"
     path = tmp_path / "events.jsonl"
     file = EventFile(path, OPTIONS)
-    for each in (events.Inspected(FACTS), event):
+    for each in (events.TaskRead(FACTS), event):
         file.observe(each)
     written = json.loads(path.read_text().splitlines()[-1])
     assert written.pop("event") == event.kind

@@ -17,7 +17,7 @@ from autotune.errors import StudyError
 from autotune.estimates import Calibration, Estimate, EstimateOptions, Fit, Interval, Prediction
 from autotune.report.estimate import as_json, explain
 from autotune.results import WhatToEstimate
-from autotune.searches.store.stored import finished
+from autotune.searches.store.read_study import finished
 from autotune.workers import Crashed, Estimated, Inspected, Predicted, TrialRequest
 from autotune.workers.table import TableExecutor
 

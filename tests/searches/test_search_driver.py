@@ -22,11 +22,11 @@ from autotune.plan import load_plan
 from autotune.pruning import Record
 from autotune.searches.driver import search
 from autotune.searches.events import (
-    Inspected,
     PredictionEnded,
     PredictionStarted,
     SearchStarted,
     Stopped,
+    TaskRead,
     TrialEnded,
     TrialStarted,
     Warned,
@@ -266,7 +266,7 @@ def test_a_configuration_that_leaks_is_not_used():
 def test_events_tell_the_story_in_order():
     run = run_search(options(trials=2))
     kinds = [type(event) for event in run.events]
-    assert kinds[:4] == [Inspected, SearchStarted, TrialStarted, TrialEnded]
+    assert kinds[:4] == [TaskRead, SearchStarted, TrialStarted, TrialEnded]
     assert kinds[4:8] == [PredictionStarted, PredictionEnded] * 2  # of what trades nothing, then of the rest
     assert kinds[8:10] == [TrialStarted, TrialEnded]
     assert [event.number for event in run.seen(TrialEnded)] == [0, 1]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from autotune.cli import app
 from autotune.measure.checks.scores import judged_by
 from autotune.measure.measurement import Quality
-from autotune.searches.options import Drop, Job, SearchOptions
+from autotune.searches.options import Drop, SearchedJob, SearchOptions
 from autotune.searches.verdict import least_early, lost_share
 from autotune.searches.winner.proof import chance, difference_of, judge_quality
 
@@ -164,7 +164,7 @@ def test_a_drop_of_nothing_or_of_more_than_all_is_refused_at_every_door(drop):
     assert ended.exit_code == 2
     assert "above 0% and at most 100%" in " ".join(ended.output.replace("│", " ").split())
     with pytest.raises(ValidationError, match="above 0% and at most 100%"):
-        Job(task="model.py", max_quality_drop=drop)
+        SearchedJob(task="model.py", max_quality_drop=drop)
 
 
 def test_a_drop_that_is_made_in_python_is_as_it_is_read():

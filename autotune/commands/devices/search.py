@@ -24,7 +24,7 @@ from ...searches.budget import asked, check_possible
 from ...searches.options import SearchOptions
 from ...searches.requests import inspect
 from ...searches.reuse import code_of, key_of
-from ...searches.store.results import Results
+from ...searches.store.measurements import Results
 from ...searches.store.storage import default_storage
 from ...searches.time_budget import TimeBudget
 from ...searches.winner.unlike import Share, SharedTraining, check_apart, check_ranks, check_shareable

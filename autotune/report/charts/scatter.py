@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Literal
 
-from ...searches.store.stored import Stored
+from ...searches.store.read_study import Stored
 from ...searches.store.tried import Tried
 from ...searches.verdict import CONSTRAINTS
 from ...workers import Measured, OutOfMemory

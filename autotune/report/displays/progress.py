@@ -15,11 +15,11 @@ from ...searches.events import (
     AblationStarted,
     BudgetKnown,
     FinalistEnded,
-    Inspected,
     PredictionEnded,
     PredictionStarted,
     SearchStarted,
     Stopped,
+    TaskRead,
     TrialEnded,
     TrialStarted,
 )
@@ -160,7 +160,7 @@ class Progress:
         if isinstance(event, RunEnded):
             self._ended(event)
         match event:
-            case Inspected(facts, seconds):
+            case TaskRead(facts, seconds):
                 self.facts = facts
                 self._predictions_s = predictions_s(seconds, self.options)
             case SearchStarted():

@@ -17,7 +17,7 @@ from ...techniques import Facts, Settings
 from ...techniques.batch import Batch, refused_split
 from ...techniques.parallel import Parallel
 from ...units import parse_bytes, size, slug
-from ..store.stored import Stored, read_study, url_of
+from ..store.read_study import Stored, read_study, url_of
 from .build_plan import environment_of
 from .shares import Timed, quickest, share_out
 
