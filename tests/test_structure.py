@@ -123,6 +123,19 @@ def test_the_picture_of_the_architecture_has_the_floors():
     ]
 
 
+def test_what_the_architecture_names_is_where_it_says():
+    """``Budget.holds`` of `plan.py` is a name that is defined there, as is the class that it belongs to."""
+    page = (ROOT / "docs" / "inside" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?!tests/)[\w/]+\.py)`((?:(?: \(|, )`(?!\w+\.py)[\w.]+`)*)", page)
+    assert len(named) > 50
+    missing = []
+    for file, names in named:
+        text = (PACKAGE / file).read_text(encoding="utf-8")
+        parts = {part for name in re.findall(r"[\w.]+", names) for part in name.split(".")}
+        missing += [f"{part} in {file}" for part in parts if not re.search(rf"(def|class) {part}\b", text)]
+    assert missing == []
+
+
 def test_no_folder_has_more_than_sixteen_modules():
     """Without those that are a package's own, such as ``__init__``."""
     held = Counter(path.parent for path in SOURCES if not path.stem.startswith("_"))
