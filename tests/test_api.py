@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import signal
+import sys
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,6 +36,22 @@ def test_a_search_returns_the_plan_that_it_wrote_and_prints_nothing(task, one_ro
     assert autotune.verify(plan, task, executor="local", trial_time="0.2s").holds
     assert signal.getsignal(signal.SIGINT) == before
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_in_a_notebook_each_thing_that_happens_is_a_line(task, one_round, monkeypatch):
+    """As IPython's kernel says that it is one, and takes what is displayed."""
+    shell = type("ZMQInteractiveShell", (), {})()
+    display = types.ModuleType("IPython.display")
+    shown: list[str] = []
+    display.display = lambda what: shown.append(what.text.rstrip())
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    autotune.search(task, **SHORT)
+    assert shown[0].endswith("reading the task: model.py")
+    assert any("] reference: " in line for line in shown)
+    assert "\n" not in "".join(shown)
 
 
 @pytest.mark.slow
