@@ -3,7 +3,8 @@
 What the task's file says, as JSON: ``trials``, ``seconds`` of each, ``exit_code``, ``dies_at`` a trial (once), whether
 it is ``deaf`` to SIGTERM, how many bytes it prints in a ``flood``, and where it ``holds_at``, once, until there is a
 file ``go``; held, it takes memory without end where there is a file ``takes``.
-It keeps a study, and adds a line to a proof file for each trial that it measures.
+It keeps a study, and adds a line to a proof file for each trial that it measures, and one to
+where measurements are kept.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ options = dict(each.removeprefix("--").split("=", 1) for each in sys.argv[2:] if
 script = json.loads(Path(sys.argv[-1].partition(":")[0]).read_text())
 study = Path(options["storage"].removeprefix("sqlite:///"))
 asked: list[int] = []
+with open(options["measurements"].removeprefix("sqlite:///"), "a") as kept:
+    kept.write(f"{study.parent.name}\n")
 
 
 def hear(number: int, frame: object) -> None:

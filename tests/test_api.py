@@ -30,8 +30,10 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_search_returns_the_plan_that_it_wrote_and_prints_nothing(task, one_round, capfd):
     """Its signals are as they were; and what it returns is verified as it stands."""
     before = signal.getsignal(signal.SIGINT)
-    plan = autotune.search(task, budget="8GiB", output="found.yaml", **SHORT)
+    plan = autotune.search(task, budget="8GiB", output="found.yaml", measurements="sqlite:///kept.db", **SHORT)
     assert plan == autotune.load_plan("found.yaml")
+    assert Path("kept.db").is_file()  # and not where they are kept by default
+    assert not Path(".autotune/results.db").exists()
     assert plan.budget.limit == 8 * 2**30
     assert autotune.verify(plan, task, executor="local", trial_time="0.2s").holds
     assert signal.getsignal(signal.SIGINT) == before

@@ -12,10 +12,8 @@ from ..files import FOLDER, check_output
 from ..report.printing import listened_to, print_json
 from ..search_spaces import load_space
 from ..searches.options import SearchOptions
-from ..searches.store.measurements import Results
-from ..searches.store.storage import default_storage
 from .batch import WhatToTune, as_document, executors_for, preview, run_jobs, tell_of
-from .search import check_asked
+from .search import check_asked, kept_measurements
 from .where import Where
 
 _NOT_TAKEN = ("storage", "require_proof", "progress")
@@ -52,7 +50,7 @@ def search_budgets(
     for job in jobs.jobs:
         check_output(job.plan(Path()), {}, UserError)
     what = WhatToTune(Path(options.task), FOLDER / f"{options.stem}-budgets", resume=options.resume)
-    results = Results(default_storage("results"))
+    results = kept_measurements(options)
     with executors_for(jobs, what.jobs, where, options.device) as executors:
         if dry_run:
             return preview(jobs, what, executors, results, json, options.device)

@@ -29,6 +29,7 @@ from .where import Where, trials
 
 if TYPE_CHECKING:
     from ..plan import Plan
+    from ..searches.store.measurements import Results
     from ..workers import Executor
 
 
@@ -108,10 +109,8 @@ def search_on(
     measured of the job, and keep what this one measures for later ones."""
     from ..searches.driver import search as run_search  # it takes a moment, and something is shown by now
     from ..searches.reuse import Reuse
-    from ..searches.store.measurements import Results
-    from ..searches.store.storage import default_storage
 
-    known = Reuse(lambda: Results(default_storage("results")), options)
+    known = Reuse(lambda: kept_measurements(options), options)
     is_kept = True
 
     def keep(event: Event) -> None:
@@ -128,10 +127,25 @@ def search_on(
     return run_search(options, executor, keep, stop, time_budget, known)
 
 
+def kept_measurements(options: SearchOptions) -> Results:
+    """Where a search keeps what it measures: ``--measurements``.
+
+    Raises:
+        StudyError: it cannot be opened.
+    """
+    from ..searches.store.measurements import Results
+    from ..searches.store.storage import default_storage
+
+    try:
+        return Results(options.measurements or default_storage("results"))
+    except StudyError as error:  # whose words are those of a study
+        raise StudyError(str(error).replace("--storage", "--measurements")) from None
+
+
 def _own_files(options: SearchOptions) -> list[Path]:
     """What a search writes outside of ``.autotune``, beside its output."""
     asked = [path for path in (options.output, options.progress) if path is not None]
-    return [*asked, *sqlite_files(options.storage or "").values()]
+    return [*asked, *sqlite_files(options.storage or "").values(), *sqlite_files(options.measurements or "").values()]
 
 
 def _observers(options: SearchOptions, display: Callable[[Event], None]) -> Callable[[Event], None]:

@@ -33,7 +33,7 @@ from .store.record import StudyRecord
 from .store.storage import check_file, default_storage
 from .store.study import PLAN, Study
 from .store.tried import Tried
-from .store.url import sqlite_files
+from .store.url import sqlite_files, sqlite_path
 from .time_budget import MOST_ROUNDS, TimeBudget
 from .trials import TIME_IS_UP, check_reference, explore, explore_whole, measure_first
 from .winner.ablation import ablate
@@ -329,9 +329,10 @@ def _check_output(options: SearchOptions) -> None:
         StudyError: the storage is none.
     """
     path = options.output
-    files = sqlite_files(options.storage) if options.storage else {}
-    if files:
-        check_file(files["the study"])
+    files: dict[str, Path | None] = {**sqlite_files(options.storage or "")}
+    if (study := files.get("the study")) is not None:
+        check_file(study)
+    files["the store of measurements"] = sqlite_path(options.measurements or "")
     check_output(
         path, {"the task": task_file(options.task), "the search space": Path(options.space), **files}, PlanError
     )

@@ -283,6 +283,8 @@ class SearchOptions(HowToSearch):
     """torch's device type that trials run on."""
     storage: Annotated[str | None, Shown("Output", "URL", "SQLite under .autotune/")] = None
     """Optuna storage of the study."""
+    measurements: Annotated[str | None, Shown("Output", "URL", "SQLite under .autotune/")] = None
+    """Where measurements are kept for later searches, and reused from, as a batch has it in --storage."""
     output: Annotated[PathOption, Shown("Output", default="plan.yaml; bundle with --devices", short=("-o",))] = Path(
         "plan.yaml"
     )

@@ -55,6 +55,11 @@ class SearchFolder:
         return self.path / "plan.yaml"
 
     @property
+    def measurements(self) -> Path:
+        """What all searches of the server have measured."""
+        return self.path.parents[1] / "measurements.db"
+
+    @property
     def log(self) -> Path:
         """What its drivers printed."""
         return self.path / "driver.log"
@@ -157,6 +162,7 @@ class Driver:
             f"--output={folder.plan}",
             f"--progress={folder.progress(attempt)}",
             f"--storage=sqlite:///{folder.path}/study.db",
+            f"--measurements=sqlite:///{folder.measurements}",
             *(["--resume"] if attempt > 1 else []),
             *server.driver_options,
             *arguments(spec, place),

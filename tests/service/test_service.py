@@ -34,6 +34,13 @@ def test_a_search_goes_from_submit_to_its_plan(client):
     assert search["summary"]["best"]["samples_per_s"] == 102.0
 
 
+def test_all_searches_of_a_server_keep_what_they_measure_in_one_place(client):
+    """Where a search of a known job finds it: drivers are told by ``--measurements``."""
+    kept = client.app.state.service.places.state / "measurements.db"
+    searches = [until(client, submit(client, trials=1), *ENDS)["id"] for _ in range(2)]
+    assert kept.read_text().split()[-2:] == searches
+
+
 @pytest.mark.parametrize(("code", "state"), [(1, "ERROR"), (2, "FAILED"), (3, "NOTHING_FITS")])
 def test_an_exit_code_becomes_the_state_with_its_words(client, code, state):
     search = until(client, submit(client, error="model.py: it is at fault", exit_code=code), *ENDS)

@@ -24,8 +24,6 @@ from ...searches.budget import asked, check_possible
 from ...searches.options import SearchOptions
 from ...searches.requests import inspect
 from ...searches.reuse import code_of, key_of
-from ...searches.store.measurements import Results
-from ...searches.store.storage import default_storage
 from ...searches.time_budget import TimeBudget
 from ...searches.winner.unlike import Share, SharedTraining, check_apart, check_ranks, check_shareable
 from ...task_file import task_file
@@ -44,6 +42,7 @@ from ..batch import (
     tell_of,
 )
 from ..interrupts import interrupts
+from ..search import kept_measurements
 from ..verify import verify_plan
 from ..where import Where
 from .types import ONCE, UnlikeType, every_type, split_devices
@@ -101,7 +100,7 @@ def search_types(
         json: print one JSON document.
     """
     executors = {device: Inspecting(executor, {}) for device, executor in executors.items()}
-    ranks, jobs, results = _ranks(types, executors), _jobs(types, options), Results(default_storage("results"))
+    ranks, jobs, results = _ranks(types, executors), _jobs(types, options), kept_measurements(options)
     what = WhatToTune(task_file(options.task), options.output / SEARCHES, resume=options.resume)
     tell("reading the task on each type of device")
     runs = [job_run(job, what.folder, "", what.resume) for job in jobs.jobs]
