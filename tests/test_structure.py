@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -166,6 +166,18 @@ def test_no_files_import_each_other_in_a_circle():
     except CycleError as found:
         circle = [str(path) for path in found.args[1]]
     assert not circle, circle
+
+
+@pytest.mark.medium
+def test_no_rooms_of_a_part_import_each_other_in_a_circle():
+    """``searches/store`` knows neither the sampler nor the predictions that are kept in it. What lies beside the rooms
+    is of all of them."""
+    arrows: dict[str, set[str]] = defaultdict(set)
+    for path in SOURCES:
+        for other in files(path):
+            if path.parts[:2] == other.parts[:2] and len(path.parts) > 3 and len(other.parts) > 3:
+                arrows["/".join(path.parts[:3])].add("/".join(other.parts[:3]))
+    TopologicalSorter({room: others - {room} for room, others in arrows.items()}).prepare()
 
 
 def test_a_technique_sees_its_base_and_its_facts_alone():

@@ -30,7 +30,7 @@ from ..workers import (
     TimedOut,
 )
 from .options import Drop
-from .sampler.acquisition import Observation
+from .store.observations import Observation
 from .time_budget import MOST_ROUNDS
 from .winner.proof import FAR, Pairs, chance, difference_of, judge_quality, look
 

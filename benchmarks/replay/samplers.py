@@ -14,8 +14,9 @@ from optuna.trial import TrialState
 
 from autotune.searches.sampler.candidates import build_sampler
 from autotune.searches.sampler.configurations import Configurations
-from autotune.searches.sampler.expected_gain import ExpectedGainSampler, correct, observe
+from autotune.searches.sampler.expected_gain import ExpectedGainSampler
 from autotune.searches.sampler.priors import Priors
+from autotune.searches.store.observations import correct, observe
 from autotune.searches.verdict import CONSTRAINTS, Verdict, observation
 from autotune.techniques import Settings
 

@@ -24,7 +24,7 @@ from autotune.report.charts import scatter
 from autotune.report.charts.axis import Axis
 from autotune.report.page import study_page
 from autotune.report.study import bought
-from autotune.searches.predicted.forecast import Forecast, Range
+from autotune.searches.store.forecast import Forecast, Range
 from autotune.searches.store.read_study import Stored, read_study
 from autotune.searches.store.study import Study
 from autotune.searches.store.tried import Tried

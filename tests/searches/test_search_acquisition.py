@@ -10,10 +10,11 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 
 from autotune.estimates import Prediction
-from autotune.searches.sampler.acquisition import GAIN, Acquisition, Observation
+from autotune.searches.sampler.acquisition import GAIN, Acquisition
 from autotune.searches.sampler.configurations import Configuration, Configurations
 from autotune.searches.sampler.priors import Priors
 from autotune.searches.sampler.surrogate import Scales
+from autotune.searches.store.observations import Observation
 
 MIB = 2**20
 LABELS = ("a", "b", "c", "d")

@@ -12,9 +12,9 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from autotune.estimates import Prediction
-from autotune.searches.sampler.acquisition import Observation
 from autotune.searches.sampler.configurations import Configuration, Configurations
-from autotune.searches.sampler.expected_gain import ExpectedGainSampler, observe, withdraw
+from autotune.searches.sampler.expected_gain import ExpectedGainSampler
+from autotune.searches.store.observations import Observation, observe, withdraw
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

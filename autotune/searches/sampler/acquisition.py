@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from scipy.special import ndtr
 
-from ..predicted.forecast import Forecast, Range
+from ..store.forecast import Forecast, Range
+from ..store.observations import Observation
 from .priors import Priors
 from .surrogate import Array, Indices, Posterior, Surrogate
 
@@ -38,29 +37,6 @@ _RIDGE = 0.3
 _TINY = 1e-12
 _ALLOWED = math.asinh(1.0)
 """The allowed drop, as the surrogate of quality has it."""
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What a trial showed."""
-
-    outcome: Literal["measured", "out of memory", "dropped", "failed", "running"]
-    """``dropped``: its quality is too low. ``failed``: for any other reason than that and memory."""
-    log_speed: float | None = None
-    """Natural logarithm of samples per second."""
-    relative_error: float = 0.0
-    """Standard error of the speed as the measurement states it, as a share."""
-    peak_bytes: int | None = None
-    """Peak memory; of ``out of memory`` a lower bound."""
-    seconds: float | None = None
-    """The trial's whole duration."""
-    lost: float | None = None
-    """Drop in quality over the allowed one, below 0 where it is better than the reference's; None where it was not
-    judged."""
-    lost_error: float = 0.0
-    """Standard error of that, as the evaluation states it."""
-    fits: bool = False
-    """Whether it is known to fit whatever its peak: the job as it stands may be admitted as it is."""
 
 
 class Acquisition:

@@ -6,14 +6,15 @@ Plain Optuna::
     study = optuna.create_study(direction="maximize", sampler=sampler)
     study.optimize(objective, n_trials=24, callbacks=[sampler.stop_when_settled])
 
-where ``objective`` returns the natural logarithm of the speed, having said with :func:`observe` what else it saw.
+where ``objective`` returns the natural logarithm of the speed, having said with ``observe`` (of ``store.observations``)
+what else it saw.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,50 +23,17 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from ..predicted.forecast import Forecast
-from .acquisition import GAIN, Acquisition, Observation
+from ..store.forecast import Forecast
+from ..store.observations import Observation, corrections, observation_of, told
+from .acquisition import GAIN, Acquisition
 from .configurations import Configurations
 from .priors import Priors
 from .surrogate import Indices
 
-_OBSERVATION = "observation"
-"""The user attribute that holds what a trial showed."""
-_WITHDRAWN = "withdrawn"
-"""The user attribute of a trial that was never run."""
-_FORGOTTEN = "forgotten"
-"""The study's user attribute with the numbers of trials that were taken back: those that ended cannot be changed."""
-_CORRECTIONS = "corrections"
-"""The study's user attribute with what is added to trials' speeds: those that ended cannot be changed."""
 EXHAUSTED = "every configuration has been measured, or is known not to fit"
 """The reason to stop where nothing is left."""
 _SETTLED = 0.05
 """Chance that anything left is faster, below which there is no point in going on."""
-
-
-def observe(trial: optuna.Trial, observation: Observation) -> None:
-    """Keep what a trial showed with it, for :class:`ExpectedGainSampler`; before its end."""
-    trial.set_user_attr(_OBSERVATION, asdict(observation))
-
-
-def withdraw(trial: optuna.Trial) -> None:
-    """Mark a trial that was never run: it says nothing of its configuration, which may be proposed again."""
-    trial.set_user_attr(_WITHDRAWN, True)
-
-
-def forget(study: optuna.Study, numbers: Iterable[int]) -> None:
-    """Take back trials that were told: they say nothing of their configurations, which may be proposed again."""
-    study.set_user_attr(_FORGOTTEN, sorted(forgotten(study).union(numbers)))
-
-
-def forgotten(study: optuna.Study) -> frozenset[int]:
-    """Numbers of the trials that were taken back."""
-    return frozenset(study.user_attrs.get(_FORGOTTEN, ()))
-
-
-def correct(study: optuna.Study, corrections: Mapping[int, tuple[float, float]]) -> None:
-    """Say what is added to the logarithm of speeds that trials showed, and the standard error of that, by the trials'
-    numbers: later measurements tell how busy the machine was. It takes the place of what was said before."""
-    study.set_user_attr(_CORRECTIONS, {str(number): list(row) for number, row in corrections.items()})
 
 
 class ExpectedGainSampler(BaseSampler):
@@ -139,7 +107,7 @@ class ExpectedGainSampler(BaseSampler):
 
     def acquisition(self, study: optuna.Study) -> Acquisition:
         """Posterior after the study's trials; cached."""
-        observed = tuple(self._observed(_told(study), study.user_attrs.get(_CORRECTIONS, {})))
+        observed = tuple(self._observed(told(study), corrections(study)))
         if self._acquisition is None or self._acquisition.observed != observed:
             self._acquisition = Acquisition(self._priors, observed, self._limit, self._margin)
         return self._acquisition
@@ -195,27 +163,11 @@ class ExpectedGainSampler(BaseSampler):
 
 def _num_measured(study: optuna.Study) -> int:
     """Trials that ended, of configurations that a sampler does not know of, too; one that was told of twice is one."""
-    ended = (trial for trial in _told(study) if trial.state.is_finished())
+    ended = (trial for trial in told(study) if trial.state.is_finished())
     return len({tuple(sorted(trial.params.items())) for trial in ended})
-
-
-def _told(study: optuna.Study) -> list[FrozenTrial]:
-    """Trials that say something of their configurations, or will."""
-    left_out = forgotten(study)
-    trials = study.get_trials(deepcopy=False)
-    return [trial for trial in trials if _WITHDRAWN not in trial.user_attrs and trial.number not in left_out]
 
 
 def _corrected(seen: Observation, shift: float, error: float) -> Observation:
     if seen.log_speed is None or shift == error == 0:
         return seen
     return replace(seen, log_speed=seen.log_speed + shift, relative_error=math.hypot(seen.relative_error, error))
-
-
-def observation_of(trial: FrozenTrial) -> Observation:
-    """What a trial showed: as :func:`observe` kept it, or by its state and value."""
-    if trial.state != TrialState.COMPLETE:
-        return Observation("failed" if trial.state.is_finished() else "running")
-    if _OBSERVATION in trial.user_attrs:
-        return Observation(**trial.user_attrs[_OBSERVATION])
-    return Observation("measured", trial.value, seconds=trial.duration.total_seconds() if trial.duration else None)

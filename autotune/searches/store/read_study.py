@@ -16,7 +16,7 @@ from ...measure import Measurement
 from ...plan import Plan
 from ...techniques import Settings
 from ...workers import Measured, Outcome
-from ..predicted.forecast import Forecast
+from .forecast import Forecast
 from .record import StudyRecord
 from .recovered import Row, of_this_version, recover
 from .storage import check_file, newest_first, read_storage

@@ -14,7 +14,7 @@ from ...techniques import Settings
 from ...workers import Measured, Outcome, OutOfMemory
 from ...workers.outcome import OUTCOME
 from ..budget import in_bytes
-from ..sampler.expected_gain import forgotten, observation_of
+from .observations import forgotten, observation_of
 from .pace import Anchor
 from .record import StudyRecord
 from .tried import Tried

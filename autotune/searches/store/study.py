@@ -18,9 +18,9 @@ from ...techniques import Settings
 from ...workers import Dropped, Measured, Outcome
 from ...workers.outcome import OUTCOME
 from ..budget import in_bytes
-from ..sampler.expected_gain import ExpectedGainSampler, correct, forget, observe, withdraw
 from ..verdict import CONSTRAINTS, Verdict, observation
 from .exclusive import ExclusiveStorage
+from .observations import Foreseeing, correct, forget, observe, withdraw
 from .pace import Anchor, Paces
 from .record import StudyRecord, check_same
 from .recovered import ANCHOR, FELL, KNOWN, Recovered, Row, of_this_version, recover
@@ -160,12 +160,12 @@ class Study:
     def settled(self) -> str | None:
         """Why the sampler stops, in words; None if it does not, or cannot tell."""
         sampler = self._study.sampler
-        return sampler.stop_reason(self._study) if isinstance(sampler, ExpectedGainSampler) else None
+        return sampler.stop_reason(self._study) if isinstance(sampler, Foreseeing) else None
 
     def promises(self) -> Callable[[Mapping[str, Any]], float | None]:
-        """As :meth:`ExpectedGainSampler.promises`; None of everything where the sampler cannot tell."""
+        """As :meth:`Foreseeing.promises`; None of everything where the sampler cannot tell."""
         sampler = self._study.sampler
-        return sampler.promises(self._study) if isinstance(sampler, ExpectedGainSampler) else lambda params: None
+        return sampler.promises(self._study) if isinstance(sampler, Foreseeing) else lambda params: None
 
     def ask(self, distributions: Mapping[str, BaseDistribution], params: dict[str, Any] | None = None) -> optuna.Trial:
         """The sampler's next proposal, or ``params`` where given.
@@ -185,7 +185,7 @@ class Study:
         """A proposal is about to be measured; returns its number."""
         number, self._next_number = self._next_number, self._next_number + 1
         sampler = self._study.sampler
-        forecast = sampler.forecast(trial.params) if isinstance(sampler, ExpectedGainSampler) else None
+        forecast = sampler.forecast(trial.params) if isinstance(sampler, Foreseeing) else None
         with self._store.writing():
             trial.set_user_attr("number", number)
             trial.set_user_attr("settings", settings.model_dump(mode="json", exclude_defaults=True))
