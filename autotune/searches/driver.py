@@ -330,9 +330,10 @@ def _check_output(options: SearchOptions) -> None:
     """
     path = options.output
     files: dict[str, Path | None] = {**sqlite_files(options.storage or "")}
-    if (study := files.get("the study")) is not None:
-        check_file(study)
     files["the store of measurements"] = sqlite_path(options.measurements or "")
+    for name, option in (("the study", "--storage"), ("the store of measurements", "--measurements")):
+        if (file := files.get(name)) is not None:
+            check_file(file, option)
     check_output(
         path, {"the task": task_file(options.task), "the search space": Path(options.space), **files}, PlanError
     )

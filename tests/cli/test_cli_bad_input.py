@@ -445,6 +445,7 @@ PATHS = {
     "output": ("search", "healthy.py", *QUICK, "-o", LONG),
     "space": ("search", "healthy.py", *QUICK, "--space", LONG),
     "storage": ("search", "healthy.py", *QUICK, "--storage", f"sqlite:///{LONG}"),
+    "measurements": ("search", "healthy.py", *QUICK, "--measurements", f"sqlite:///{LONG}"),
     "plan": ("show", LONG),
     "task of a plan": ("verify", "plan.yaml", f"{LONG}.py", "--executor", "local"),
     "profile": ("profile", f"{LONG}.py"),

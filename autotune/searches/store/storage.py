@@ -127,7 +127,7 @@ def _remedy(reason: str, is_file: bool = True) -> str:
     return "Move the file aside, or choose another with --storage; nothing was changed in it."
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path, option: str = "--storage") -> None:
     """Refuse a path that is not a regular file with a single name; it may be missing.
 
     Raises:
@@ -138,7 +138,7 @@ def check_file(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as reason:
-        raise StudyError(f"{path}: cannot be read: {reason.strerror}. Choose another with --storage.") from None
+        raise StudyError(f"{path}: cannot be read: {reason.strerror}. Choose another with {option}.") from None
     if not stat.S_ISREG(found.st_mode):
         raise StudyError(f"{path}: a file was expected, but it is none. Write sqlite:///path.db.")
     if found.st_nlink > 1:
