@@ -21,7 +21,7 @@ def seed_everything(seed: int) -> None:
 
 
 class Randomness:
-    """A stream of random numbers of its own: in force within its block, and going on in the next."""
+    """A stream of random numbers of its own: active within its block, and going on in the next."""
 
     def __init__(self, seed: int) -> None:
         with undisturbed():

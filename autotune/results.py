@@ -87,7 +87,7 @@ class WhatToProfile:
     device: Literal["cpu", "cuda"]
     """torch's device type."""
     plan: Plan | None = None
-    """``--plan``: its settings are in force; None is the job as it stands."""
+    """``--plan``: its settings are applied; None is the job as it stands."""
     batch: int | None = None
     """``--batch``: samples in one forward pass, and in one optimizer step; None is the plan's or the task's."""
     alone: bool = False

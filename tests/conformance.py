@@ -1,4 +1,4 @@
-"""What a job does with a plan in force, seen from outside, and what ``Training`` does with it."""
+"""What a job does with a plan applied, seen from outside, and what ``Training`` does with it."""
 
 from __future__ import annotations
 
@@ -105,6 +105,6 @@ def trace(task: Task, plan: Plan) -> tuple[list[float], Any]:
 
 @functools.cache
 def expected(kind: str, rows: str, **changes: Any) -> tuple[list[float], dict[str, Any]]:
-    """Of ``apply`` and ``Training``: losses, and what is in force."""
+    """Of ``apply`` and ``Training``: losses, and what is applied."""
     losses, training = trace(task_of(kind, **changes), plan_of(**ROWS[rows]))
     return losses, state_of(training.model, training.optimizer)

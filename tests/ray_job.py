@@ -42,7 +42,7 @@ def loader(name: str) -> DataLoader:
 
 
 def train(name: str, accumulate: int = 2) -> dict[str, Any]:
-    """An epoch: each micro-batch's loss, and what was in force."""
+    """An epoch: each micro-batch's loss, and what was applied."""
     task = ZOO[name]
     seed_everything(0)
     model = ray_train.prepare_model(PLAN, task.build_model())

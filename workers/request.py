@@ -55,7 +55,7 @@ class _Request(BaseModel):
 
     @property
     def applied(self) -> Settings:
-        """What is in force in the trial; its variables have to be there when the process starts."""
+        """What is applied in the trial; its variables have to be there when the process starts."""
         return Settings()
 
     @property

@@ -193,7 +193,7 @@ Depth = Annotated[
     int | None, typer.Option(min=0, help="Levels of modules below the model.", show_default="as many as fit a screen")
 ]
 ProfiledPlan = Annotated[
-    Path | None, typer.Option("--plan", metavar="PLAN.YAML", help="Profile with this plan in force.")
+    Path | None, typer.Option("--plan", metavar="PLAN.YAML", help="Profile with this plan applied.")
 ]
 ProfiledBatch = Annotated[
     int | None,

@@ -88,7 +88,7 @@ def run(
     strict: StrictRun = False,
     enforce: Enforce = False,
 ) -> None:
-    """Start a job with a plan in force: a script that Python runs needs no change; one line says what is in force.
+    """Start a job with a plan applied: a script that Python runs needs no change; one line says what is applied.
 
     {batch.micro} and {batch.accumulate} in the command stand for the plan's. What a script makes impossible ends it
     with 2 and the reason. A job that applies its plan itself finds it by AUTOTUNE_PLAN, and is left to it.

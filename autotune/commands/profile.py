@@ -47,7 +47,7 @@ def profile(what: WhatToProfile, plan: Path | None, form: ProfileForm, verbose: 
 
     Args:
         what: the task and what to do with it; its ``trace`` is where the Chrome trace is to be in the end.
-        plan: the plan to put in force; None is the job as it stands.
+        plan: the plan to apply; None is the job as it stands.
         form: what is printed and written.
         verbose: show what the task prints.
 
@@ -151,7 +151,7 @@ class _Asked:
 
 
 def _settings(what: WhatToProfile, facts: Facts) -> Settings:
-    """What is in force: the plan's settings or the job's own, with the batch that was asked for.
+    """What is applied: the plan's settings or the job's own, with the batch that was asked for.
 
     Raises:
         PlanError: the plan is another model's or cannot be had here, or the dataset is smaller than the batch.
@@ -174,7 +174,7 @@ def _base(outcome: Outcome, what: WhatToProfile) -> Profile:
         case OutOfMemory():
             raise NothingFits(
                 f"{what.task}: the step does not fit on this device: {failure(outcome)}\n"
-                "Profile a smaller one with --batch, or one with a plan in force with --plan."
+                "Profile a smaller one with --batch, or one with a plan applied with --plan."
             )
         case _ if outcome == STOPPED:
             raise Interrupted("Interrupted before the step was measured: there is nothing to show.")
@@ -185,7 +185,7 @@ def _base(outcome: Outcome, what: WhatToProfile) -> Profile:
 
 
 def _techniques(settings: Settings, facts: Facts) -> Iterator[Technique]:
-    """Each choice for this model and device that may change the tensors of a step, other than what is in force, and
+    """Each choice for this model and device that may change the tensors of a step, other than what is applied, and
     that goes with the rest of that."""
     for name, technique in TECHNIQUES.items():
         for choice in technique.choices(facts) if technique.is_in_step() else ():

@@ -1,4 +1,4 @@
-"""``autotune run``: become a job, with its plan in force."""
+"""``autotune run``: become a job, with its plan applied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..training.launched import ENFORCE_VARIABLE, PLAN_VARIABLE, SPLIT_VARIABLE,
 
 
 def run(path: Path, command: Sequence[str], strict: bool = False, enforce: bool = False) -> NoReturn:
-    """Become ``command``, with the plan's environment in force and ``AUTOTUNE_PLAN`` naming the plan. Python runs a
+    """Become ``command``, with the plan's environment and ``AUTOTUNE_PLAN`` naming the plan. Python runs a
     script under :mod:`autotune.script`, which applies the rest.
 
     Raises:
@@ -43,7 +43,7 @@ def run(path: Path, command: Sequence[str], strict: bool = False, enforce: bool 
     if launched is None:
         tell(
             f"autotune: {command[0]} runs no script by Python: of {path}, what is set before a process starts is "
-            "in force, and the rest is the job's to apply (autotune.apply; AUTOTUNE_PLAN names the plan)."
+            "applied, and the rest is the job's to apply (autotune.apply; AUTOTUNE_PLAN names the plan)."
         )
     try:
         started = launched or command

@@ -39,7 +39,7 @@ class _Cap:
     largest: int = 0
     """Elements of the largest batch so far."""
     is_aside: bool = False
-    """Whether it is not in force, for one step."""
+    """Whether it is lifted, for one step."""
     most_allocated: int = 0
     """Before that step."""
     has_begun: bool = False
@@ -54,7 +54,7 @@ class _Cap:
         return max(0, self.most_bytes - known)
 
     def put(self) -> None:
-        """Put it in force."""
+        """Apply it."""
         total = torch.cuda.get_device_properties().total_memory
         torch.cuda.set_per_process_memory_fraction(min(self.reservation_bytes / total, 1.0))
 
@@ -67,7 +67,7 @@ def hold(limit_bytes: int | None, margin: float, is_enforced: bool, context_byte
     """Hold this process to a budget, from its first use of CUDA on.
 
     Args:
-        limit_bytes: the budget; None lifts what is in force.
+        limit_bytes: the budget; None lifts the one that is set.
         margin: the process stays within the budget with so much more, as a share; below 0, it may exceed it by that.
         is_enforced: memory that runs out is the process's to bear, as on a device of that size; else the cap is
             lifted where a step's tensors need more, with a line that says so.

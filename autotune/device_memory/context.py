@@ -61,7 +61,7 @@ def open_context(index: int | None = None) -> None:
 
 def open_when_used(index: Callable[[], int | None]) -> None:
     """Do that as whatever runs here first uses CUDA, and not before: what it sets until then (``PYTORCH_ALLOC_CONF``,
-    ``CUDA_VISIBLE_DEVICES``) is in force. Torch calls what waits for that in ``torch.cuda._lazy_init``."""
+    ``CUDA_VISIBLE_DEVICES``) takes effect. Torch calls what waits for that in ``torch.cuda._lazy_init``."""
     torch.cuda._lazy_call(lambda: open_context(index()))  # type: ignore[no-untyped-call]
 
 

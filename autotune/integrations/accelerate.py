@@ -122,7 +122,7 @@ def _check_accelerator(plan: Plan, accelerator: Any) -> None:
     rewriting = [one.name for one in settings.chosen() if one.rewrites]
     if rewriting and (backend := accelerator.state.dynamo_plugin.backend) != "NO":
         raise PlanError(
-            f"the Accelerator compiles the model itself ({backend}), and {rewriting[0]} would not be in force. Leave "
+            f"the Accelerator compiles the model itself ({backend}), and {rewriting[0]} would not be applied. Leave "
             "dynamo_backend out (ACCELERATE_DYNAMO_BACKEND=no)."
         )
 
@@ -160,7 +160,7 @@ def _run(loader: DataLoader[Any], loss: Callable[[nn.Module, Any], Any] | None) 
 
 
 def _around_loss(plan: Plan, accelerator: Any, own: Callable[..., Any]) -> None:
-    """Have ``accelerator.autocast()``, which encloses a loss outside the model, put all in force that a plan has
+    """Have ``accelerator.autocast()``, which encloses a loss outside the model, apply all that a plan has
     there: layers too."""
 
     @contextmanager

@@ -28,7 +28,7 @@ def check_version(framework: str) -> None:
         PlanError: it lacks a private part that the integration goes by.
     """
     if (reason := lost(framework)) is not None:
-        raise PlanError(f"{reason}, and a plan cannot be put in force without it. Use {framework} {TRIED[framework]}.")
+        raise PlanError(f"{reason}, and a plan cannot be applied without it. Use {framework} {TRIED[framework]}.")
     found = importlib.metadata.version(framework)
     if not f"{found}.".startswith(f"{TRIED[framework]}.") and framework not in _said:
         _said.add(framework)
@@ -107,7 +107,7 @@ def check_alone(plan: Plan, size: int, framework: str) -> None:
     """
     if (found := max(size, world_size(), plan.settings.parallel.processes)) > 1:
         raise PlanError(
-            f"settings.parallel: a plan is in force in one process of {framework} so far, but got {found}. Use one "
+            f"settings.parallel: a plan is applied in one process of {framework} so far, but got {found}. Use one "
             "there, or train by autotune.apply, by Accelerate or by a transformers.Trainer."
         )
 
@@ -131,19 +131,19 @@ def check_model(plan: Plan, model: nn.Module, blocks: Iterable[str] = ()) -> Non
 
 
 def tell(plan: Plan, framework: str, changed: Iterable[str] = (), missing: Iterable[str] = ()) -> None:
-    """Print in one line, on the first rank, what is in force and what is not.
+    """Print in one line, on the first rank, what is applied and what is not.
 
     Args:
-        plan: in force, of all ranks.
+        plan: applied, of all ranks.
         framework: as it is called.
         changed: what was turned off, or set, beside the plan's rows.
-        missing: what is not in force, and why.
+        missing: what is not applied, and why.
     """
     lacking = {t.name: reason for t in plan.settings.chosen() if (reason := t.not_in_force()) is not None}
     rows = ", ".join(t.describe() for t in plan.settings.chosen() if t.name not in lacking)
     absent = [*(f"{name} ({reason}; `autotune run plan.yaml -- …` sets it)" for name, reason in lacking.items())]
-    parts = [f"in force by {framework}: {rows or 'nothing but the job as it is'}"]
+    parts = [f"applied by {framework}: {rows or 'nothing but the job as it is'}"]
     parts += [f"beside it: {', '.join(changed)}"] if (changed := [*changed]) else []
-    parts += [f"not in force: {'; '.join(absent)}"] if (absent := [*absent, *missing]) else []
+    parts += [f"not applied: {'; '.join(absent)}"] if (absent := [*absent, *missing]) else []
     if this_rank().rank == 0:
         print(f"autotune: {'. '.join(parts)}", file=sys.stderr, flush=True)

@@ -30,7 +30,7 @@ def written(plan: Plan) -> str:
     lines = [line for name, flags in parsers.items() if flags for line in (f"# {name}", flags, "")]
     rows = ", ".join(row.name for row in settings.chosen() if row.name != "batch")
     lines += [
-        "# Flags say a part. All of the plan is in force by",
+        "# Flags say a part. All of the plan is applied by",
         "#     autotune run plan.yaml -- python train.py …",
         "# with the flags of the batch alone" + (f"; it applies {rows} itself." if rows else "."),
     ]

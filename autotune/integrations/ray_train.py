@@ -127,7 +127,7 @@ def prepare_model(
 def prepare_optimizer(
     plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, *, max_grad_norm: float | None = None
 ) -> torch.optim.Optimizer:
-    """Put a plan on the optimizer, say what is in force, and check the loop's first step against the plan.
+    """Put a plan on the optimizer, say what is applied, and check the loop's first step against the plan.
 
     Args:
         plan: as read by :func:`autotune.load_plan`.
@@ -279,7 +279,7 @@ class _FirstStep:
         if model.training and self._wants_context and not _entered.get():
             raise PlanError(
                 "the model is called outside `with ray_train.forward_context(plan):`, so that precision and layers are "
-                "not in force. Put forward and loss into it."
+                "not applied. Put forward and loss into it."
             )
 
     def _after_backward(self, _: Any) -> None:

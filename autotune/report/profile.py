@@ -140,7 +140,7 @@ def _best_change(found: Profiling, row: Line) -> tuple[Change, int] | None:
 
 
 def title(found: Profiling) -> str:
-    """The task, and what is in force."""
+    """The task, and what is applied."""
     return f"{found.task}: one optimizer step, {settings_words(found.settings, found.facts)}"
 
 

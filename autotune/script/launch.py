@@ -22,7 +22,7 @@ from .scratch import found_from
 
 def launch(words: Sequence[str]) -> NoReturn:
     """Run ``[--add-path] train.py its arguments`` or ``[--add-path] -m package its arguments``, with the plan that
-    :data:`PLAN_VARIABLE` names in force, or as the trial of :data:`TRIAL_VARIABLE`; without one it is as if Python had
+    :data:`PLAN_VARIABLE` names applied, or as the trial of :data:`TRIAL_VARIABLE`; without one it is as if Python had
     run it. Ends this process."""
     adds_path = words[:1] == ["--add-path"]
     words, origin = words[adds_path:], os.getcwd()

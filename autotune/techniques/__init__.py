@@ -95,7 +95,7 @@ class Settings(BaseModel):
         return any(effect in one.affects for one in self.chosen())
 
     def on_task(self, task: Any) -> Any:
-        """The task with these in force, as far as they bear on what it builds.
+        """The task with these applied, as far as they bear on what it builds.
 
         Raises:
             PlanError: it does not build what they ask for.

@@ -127,7 +127,7 @@ class Compile(Technique):
         if self.kind == "none":
             return None
         if settings.layers.kind != "none":
-            return "a compiled program keeps what it chooses, and memory-saving layers would not be in force: use one"
+            return "a compiled program keeps what it chooses, and memory-saving layers would not be applied: use one"
         if self.mode in _RECORDING and settings.batch is not None and settings.batch.accumulate > 1:
             return (
                 f"mode {self.mode} records CUDA graphs on a card, which overwrite gradients that a later micro-batch "

@@ -110,7 +110,7 @@ class Parallel(Technique):
         )
 
     def conflicts(self, settings: Settings) -> str | None:
-        """What would not be in force, or would be wrong, in several processes."""
+        """What would not be applied, or would be wrong, in several processes."""
         if self.kind == "none":
             return None
         if self.effective is not None and settings.batch is None:

@@ -22,7 +22,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _LIGHTNING = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 _flags_before: list[Tf32] = []
-"""torch's process-wide flags as the user had them, while a plan with TF32 is in force."""
+"""torch's process-wide flags as the user had them, while a plan with TF32 is applied."""
 
 
 class Precision(Technique):
@@ -130,7 +130,7 @@ class Precision(Technique):
 
     @classmethod
     def left_to(cls, script: ScriptFacts) -> str | None:
-        """One autocast is in force."""
+        """One autocast is active."""
         own = "the script turns autocast on itself (Accelerate, a Trainer: mixed precision)"
         return own if script.autocasts else None
 
@@ -184,7 +184,7 @@ class Precision(Technique):
 
 
 def tf32_of_job(device_type: str) -> tuple[InTf32, ...] | None:
-    """What of fp32 computes in TF32 by the job's own flags, whatever a plan that is in force has set; None on a device
+    """What of fp32 computes in TF32 by the job's own flags, whatever a plan that is applied has set; None on a device
     that has none."""
     import torch
 

@@ -56,7 +56,7 @@ class TechniqueContract:
 
     @pytest.fixture(params=ZOO)
     def zoo_task(self, request: pytest.FixtureRequest) -> Iterator[Task]:
-        """Each task of the zoo, on one thread; environments are not in force here, and saying so is another test's."""
+        """Each task of the zoo, on one thread; environments are not applied here, and saying so is another test's."""
         with one_thread(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*was measured with.*")
             yield ZOO[request.param]

@@ -96,7 +96,7 @@ def apply_to_loader(
     options: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
 ) -> LoaderSpec:
-    """What a DataLoader is to be built from with a plan in force; batching is the caller's, by ``plan.settings.batch``.
+    """What a DataLoader is to be built from with a plan applied; batching is the caller's, by ``plan.settings.batch``.
 
     Args:
         plan: as read by :func:`autotune.load_plan`.
@@ -124,7 +124,7 @@ def hold_to_budget(plan: Plan, enforce: bool = False, repeats: bool = True) -> N
     """Hold this process, from its first use of CUDA on, to what the plan's trials were held to.
 
     Args:
-        plan: with a budget for CUDA, or for any device; one without a limit lifts what is in force.
+        plan: with a budget for CUDA, or for any device; one without a limit lifts the one that is set.
         enforce: to the process's end, as ``autotune run --enforce`` does; else a step that needs more lifts it.
         repeats: whether a step that memory ran out in is made again, as :meth:`Training.step` does alone; else the
             budget's margin is not taken off, so that what differs a little from the trials ends no job.

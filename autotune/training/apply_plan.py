@@ -44,7 +44,7 @@ def apply(
     halve_when_out_of_memory: bool = False,
     **pieces: Any,
 ) -> Training:
-    """Build a task's training stack with a plan in force.
+    """Build a task's training stack with a plan applied.
 
     Everything is seeded before ``build_model``. Train and eval modes stay as the user set them.
 
@@ -232,7 +232,7 @@ def _shared_out(batch: Batch, ranks: Ranks) -> Batch:
 def _check_task(plan: Plan, task: Task, model: nn.Module | None, dataset: Any) -> None:
     """
     Args:
-        plan: in force.
+        plan: applied.
         task: as it stands.
         model: that it builds; None builds it, without values.
         dataset: that it builds.

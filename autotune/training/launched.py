@@ -49,7 +49,7 @@ def stand_aside() -> None:
 def prepare(model: Any, optimizer: Any = None, loader: Any = None) -> tuple[Any, Any, Any]:
     """Tell ``autotune run`` what a plan is for, where a script has several models, optimizers or training loaders.
 
-    Without a plan in force it does nothing. With one, that is applied to these three: to the loader as it is iterated,
+    Without a plan applied it does nothing. With one, that is applied to these three: to the loader as it is iterated,
     to model and optimizer as the model is first trained. Call it before either.
 
     Args:

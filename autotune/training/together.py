@@ -32,7 +32,7 @@ class RanOutElsewhere(Exception):
 def check_can_halve(settings: Settings, model: nn.Module, num_ranks: int) -> None:
     """
     Args:
-        settings: in force.
+        settings: applied.
         model: with them.
         num_ranks: processes that train together.
 

@@ -55,7 +55,7 @@ class StepResult:
 
 
 class Training:
-    """A model, its optimizer and its loader, with every technique of a plan in force.
+    """A model, its optimizer and its loader, with every technique of a plan applied.
 
     Built by :func:`autotune.apply`. Gradients of the micro-batches of one optimizer step add up to the gradient of the
     whole effective batch: each mean loss is weighted by its share of the samples, each ``(loss_sum, count)`` by the

@@ -135,7 +135,7 @@ def _faults(pair: Pair, plain: Trained, planned: Trained, lines: Sequence[str], 
     if planned.returncode != 0:
         last = lines[-1] if lines else next(iter(planned.said.strip().splitlines()[-1:]), "nothing was said")
         yield f"ended with {planned.returncode} after {num_steps} of {len(plain.record['steps'])} steps ({last})"
-    elif not any(line.startswith("in force") for line in lines):
-        yield "nothing is said of what is in force"
+    elif not any(line.startswith("applied") for line in lines):
+        yield "nothing is said of what is applied"
     if num_steps:
         yield from differences(plain.record, planned.record, pair)

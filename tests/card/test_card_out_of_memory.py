@@ -51,7 +51,7 @@ def card(monkeypatch: pytest.MonkeyPatch, free_bytes: int | None, num_refused: i
 
 @pytest.mark.parametrize("text", PROVEN)
 def test_every_librarys_words_for_it_are_known(text):
-    """With most of the card free, since a smaller limit may be in force."""
+    """With most of the card free, since a smaller limit may be set."""
     assert ran_out(RuntimeError(text)) == "device"
 
 

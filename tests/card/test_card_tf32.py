@@ -57,7 +57,7 @@ def users_flags(request) -> Iterator[None]:
 
 
 def _flags() -> list[object]:
-    """What is in force, and which of the older names can be read."""
+    """What is applied, and which of the older names can be read."""
     found: list[object] = [place.fp32_precision for place in (*_CUDA, backends.mkldnn.matmul)]
     for read in (torch.get_float32_matmul_precision, lambda: backends.cudnn.allow_tf32):
         with contextlib.suppress(RuntimeError):
@@ -72,7 +72,7 @@ def ampere(monkeypatch) -> None:
 
 
 def test_tf32_goes_with_whichever_names_the_user_has_used(users_flags, ampere):
-    """It is in force for matrix products and convolutions, older names can be read, and taking it off leaves what
+    """It is applied for matrix products and convolutions, older names can be read, and taking it off leaves what
     computed before in what it computed in."""
     before, model = [place.fp32_precision for place in _PLACES], torch.nn.Linear(1, 1)
     tf32 = Precision(kind="tf32")
@@ -144,7 +144,7 @@ def test_losses_of_a_job_that_computes_in_tf32_are_held_to_a_rounding_jobs_limit
 
 
 def test_a_job_whose_flags_are_others_than_the_plans_is_told_in_one_line(card: Card):
-    """By its own: a plan in TF32 that is put in force twice changes none of them. What the card has not is not told."""
+    """By its own: a plan in TF32 that is applied twice changes none of them. What the card has not is not told."""
     task = ZOO["mlp"]
     environment = environment_of(facts(tf32=("convolutions",))).model_copy(
         update={"torch": torch.__version__, "device": card.name, "threads": None}

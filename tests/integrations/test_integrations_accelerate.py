@@ -1,4 +1,4 @@
-"""A plan in an Accelerate loop: what is in force is the plan, and the losses are those of ``Training``."""
+"""A plan in an Accelerate loop: what is applied is the plan, and the losses are those of ``Training``."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def test_twice_is_once(capsys):
     second = prepare(plan, accelerator, *first)
     assert second[0] is first[0]
     assert state_of(second[0], second[1]) == state
-    assert capsys.readouterr().err.count("autotune: in force by Accelerate") == 1
+    assert capsys.readouterr().err.count("autotune: applied by Accelerate") == 1
 
 
 def test_what_is_left_to_the_loop_is_said(capsys):
     plan = plan_of(precision={"kind": "bf16"})
     accelerator = accelerator_of(plan)
     prepare(plan, accelerator, *stock("cnn"))
-    assert "not in force: precision in a loss that is computed outside the model" in capsys.readouterr().err
+    assert "not applied: precision in a loss that is computed outside the model" in capsys.readouterr().err
     with accelerator.autocast():
         assert torch.get_autocast_dtype("cpu") == torch.bfloat16
 

@@ -172,7 +172,7 @@ def test_all_of_a_plan_is_in_force_and_said_in_one_line(name, tmp_path, capsys):
     assert (data.num_workers, data.prefetch_factor, data.persistent_workers, data.batch_size) == (1, 3, True, 4)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("autotune: ")]
     assert line == (
-        "autotune: in force by Lightning: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd of "
+        "autotune: applied by Lightning: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd of "
         "the blocks, 1 loader worker (prefetch 3, persistent), fused optimizer"
     )
 
@@ -189,7 +189,7 @@ def test_a_smaller_model_is_there_before_its_optimizer(row, tmp_path, capsys):
     held = {id(p) for group in made.optimizers[0].param_groups for p in group["params"]}
     assert held == {id(p) for p in module.parameters()}
     assert made.global_step == 2
-    assert f"in force by Lightning: {row.describe()}" in capsys.readouterr().err
+    assert f"applied by Lightning: {row.describe()}" in capsys.readouterr().err
 
 
 class BuiltFused(Job):

@@ -24,7 +24,7 @@ ALONE = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update={"pa
 def ranks(tmp_path_factory) -> list[dict]:
     """What each rank says of each framework, and what both printed."""
     found, printed = told_by_two(ranks_job.__file__, tmp_path_factory.mktemp("ranks"))
-    said = [line for line in printed.splitlines() if line.startswith("autotune: in force by")]
+    said = [line for line in printed.splitlines() if line.startswith("autotune: applied by")]
     return [{**one, "said": said} for one in found]
 
 

@@ -83,7 +83,7 @@ def test_a_loop_trains_as_training_does_and_says_what_is_in_force(name, worker, 
     check(ray_job.train(name), name)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("autotune: ")]
     assert line.startswith(
-        "autotune: in force by Ray Train: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd"
+        "autotune: applied by Ray Train: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd"
     )
 
 

@@ -1,4 +1,4 @@
-"""A plan in a ``transformers.Trainer``: what is in force is the plan, and the losses are those of ``Training``."""
+"""A plan in a ``transformers.Trainer``: what is applied is the plan, and the losses are those of ``Training``."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def test_one_line_says_what_is_in_force(job, capsys):
     trainer.create_optimizer()
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("autotune:")]
     assert len(lines) == 1
-    assert "in force by a Trainer: micro-batch 2 × 3, memory-saving layers. " in lines[0]
-    assert "not in force: allocator (" in lines[0]
+    assert "applied by a Trainer: micro-batch 2 × 3, memory-saving layers. " in lines[0]
+    assert "not applied: allocator (" in lines[0]
 
 
 def test_what_would_do_it_twice_is_off(job, capsys):

@@ -24,5 +24,5 @@ def write(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str], Pat
 
 @pytest.fixture
 def run(write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run such a script here, with settings in force, and have what it defined."""
+    """Run such a script here, with settings applied, and have what it defined."""
     return lambda body, **settings: run_here(write(body), monkeypatch, **settings)

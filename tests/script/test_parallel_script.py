@@ -87,7 +87,7 @@ def test_a_plan_is_in_force_in_each_process_of_an_unedited_script(tmp_path):
     first, second = done.stdout.splitlines()
     assert first == second
     assert first.startswith("[False, True, 2, ")
-    assert done.stderr.count("autotune: in force: ") == 1
+    assert done.stderr.count("autotune: applied: ") == 1
     assert "ddp over 2 processes" in done.stderr
     assert done.left_behind == []
 
@@ -101,7 +101,7 @@ def test_a_plan_is_in_force_in_both_processes_of_accelerate(tmp_path):
     script = (Path(__file__).parents[1] / "scripts" / "accelerated.py", "--grad-accum=2", "--steps=2")
     done = autotune("run", "plan.yaml", "--", *starter, "--main_process_port=0", *script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("autotune: in force: ") == 1
+    assert done.stderr.count("autotune: applied: ") == 1
     assert done.stdout == "trained in 2 with foreach True\n"
     assert done.left_behind == []
 

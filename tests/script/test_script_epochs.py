@@ -85,7 +85,7 @@ def _alone():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run such a script here with settings in force: what it read, step by step."""
+    """Run such a script here with settings applied: what it read, step by step."""
 
     def run(body, **settings):
         (tmp_path / "script.py").write_text(HEAD + body)
@@ -226,11 +226,11 @@ def test_a_row_is_put_only_on_the_loader_that_the_plan_was_found_with(looked_at,
     body = "loader = DataLoader(Data(12), 4)\n" + LOOP.format(before="pass")
     task = _task(looked_at(body))
     run(body, data_loading=HOST, task=task)
-    assert "in force: epoch cached in host memory" in capsys.readouterr().err
+    assert "applied: epoch cached in host memory" in capsys.readouterr().err
     run(body.replace("Data(12)", "Data(16)"), data_loading=HOST, task=task)
     said = capsys.readouterr().err
-    assert "data_loading is not in force: it is put on the loaders that the plan was found with" in said
-    assert "in force: nothing but the job as it is" in said
+    assert "data_loading is not applied: it is put on the loaders that the plan was found with" in said
+    assert "applied: nothing but the job as it is" in said
 
 
 def test_samples_that_a_script_changes_in_place_come_back_as_they_were(run):

@@ -1,4 +1,4 @@
-"""A plan in a script that knows nothing of it: what is in force, to the object and to the bit; what is refused."""
+"""A plan in a script that knows nothing of it: what is applied, to the object and to the bit; what is refused."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_step_is_held_against_the_plan_once_its_closure_has_made_the_gradients
     )
     found = run(script(body), batch=Batch(micro=8), precision=Precision(kind="bf16"))
     assert len(found["seen"]) == 3
-    assert "in force: batch 8, bf16" in capsys.readouterr().err
+    assert "applied: batch 8, bf16" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run(script(body), batch=Batch(micro=4, accumulate=2))
     assert "the script on 8 × 1" in capsys.readouterr().err
@@ -132,7 +132,7 @@ def test_the_plans_techniques_are_in_force_in_the_scripts_own_objects(run, capsy
     }
     assert computes_in(model, model.head, *found["batch"](4)) is torch.bfloat16
     assert capsys.readouterr().err == (
-        "autotune: in force: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd of the blocks, fused "
+        "autotune: applied: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd of the blocks, fused "
         "optimizer (plan.yaml)\n"
     )
 
@@ -299,7 +299,7 @@ REFUSED = {
     "a compiled model": (
         "model = torch.compile(model)\n" + STEP,
         {"layers": Layers(kind="exact")},
-        "layers would not be in force",
+        "layers would not be applied",
     ),
     "an optimizer without that": (
         "optimizer = torch.optim.LBFGS(model.parameters())\nmodel(x).sum().backward(); optimizer.step(lambda: 0.0)\n",
@@ -367,7 +367,7 @@ def test_what_no_script_can_have_is_refused_unless_it_applies_its_plan_itself(
 
 
 def test_prepare_names_one_of_several(run, script, capsys):
-    """A GAN's generator, by name; without a plan in force the line does nothing."""
+    """A GAN's generator, by name; without a plan applied the line does nothing."""
     line = "import autotune\nnamed = autotune.prepare(model, optimizer)\n"
     body = (
         "critic = nn.Linear(2, 1); theirs = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
@@ -404,14 +404,14 @@ def test_run_fills_in_the_batch_and_hands_on_the_exit_code(tmp_path):
     flags = ("--batch-size", "{batch.micro=8}", "--grad-accum={batch.accumulate=2}", "--say")
     ended = autotune("run", "plan.yaml", "--", sys.executable, "-u", SCRIPTS / "mlp.py", *flags, cwd=tmp_path)
     assert (ended.returncode, ended.left_behind) == (0, [])
-    assert ended.stderr == "autotune: in force: micro-batch 8 × 2, fused optimizer (plan.yaml)\n"
+    assert ended.stderr == "autotune: applied: micro-batch 8 × 2, fused optimizer (plan.yaml)\n"
     assert "fused True" in ended.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_round")
 def test_a_scripts_plan_is_verified_by_the_command_that_starts_it(tmp_path, here):
-    """Through the same trials as a search's: the plan's batch is in the script's flags, and its optimizer in force."""
+    """By the trials of a search: its flags have the plan's batch, and its optimizer is the plan's."""
     plan = tmp_path / "plan.yaml"
     plan.write_text(
         "schema: autotune/plan@1\nsettings:\n  batch: {micro: 8, accumulate: 2}\n  optimizer: {kind: fused}\n"
@@ -453,7 +453,7 @@ def test_what_differs_from_where_the_plan_was_measured_is_told_or_refused(what, 
     told, in_force = capsys.readouterr().err.splitlines()
     assert re.search(said, told)
     assert told.endswith("`autotune verify` measures it here.")
-    assert in_force.startswith("autotune: in force")
+    assert in_force.startswith("autotune: applied")
     monkeypatch.setenv("AUTOTUNE_STRICT", "1")
     with pytest.raises(SystemExit) as ended:
         run(path, plan=plan)

@@ -61,10 +61,10 @@ def read(folder: Path, name: str, codes: list[int]) -> dict[str, Any]:
 @needs_two
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_train_with_the_plan_as_without(ended, kind):
-    """The same batches, losses and weights; the plan is in force in both ranks, and told by the first."""
+    """The same batches, losses and weights; the plan is applied in both ranks, and told by the first."""
     planned, plain = ended[f"{kind}, planned"], ended[f"{kind}, plain"]
     assert planned["codes"] == plain["codes"] == [0, 0], planned["said"]
-    assert ["in force: " in one for one in planned["said"]] == [True, False]
+    assert ["applied: " in one for one in planned["said"]] == [True, False]
     for found, expected in zip(planned["ranks"], plain["ranks"], strict=True):
         assert (found["patched"], expected["patched"]) == (True, False)
         assert found["drawn"] == expected["drawn"]

@@ -45,7 +45,7 @@ def _weights(found):
 
 
 def _told(capsys):
-    return [line for line in capsys.readouterr().err.splitlines() if "in force" not in line]
+    return [line for line in capsys.readouterr().err.splitlines() if "autotune: applied: " not in line]
 
 
 PROBE = (
@@ -133,7 +133,7 @@ def test_nothing_is_applied_to_a_model_that_is_traced(what, run, capsys):
     if what != "after training too":
         assert found["after"] == [nn.Linear, nn.ReLU, nn.Linear]
     assert type(found["model"][0]) is not nn.Linear
-    assert "in force: bf16, memory-saving layers" in capsys.readouterr().err
+    assert "applied: bf16, memory-saving layers" in capsys.readouterr().err
 
 
 SAM = (

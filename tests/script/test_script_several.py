@@ -68,7 +68,7 @@ def answered(local_executor, tmp_path):
 @pytest.mark.slow
 @needs_two
 def test_two_processes_are_measured_as_one(answered):
-    """Speed in the samples of both, memory of both; the plan is in force in both."""
+    """Speed in the samples of both, memory of both; the plan is applied in both."""
     settings = Settings(batch=BATCH, layers=Layers(kind="exact"), parallel=DDP)
     outcome, num_started = answered(MeasureRequest, settings=settings)
     assert isinstance(outcome, Measured), outcome

@@ -153,7 +153,7 @@ def test_a_step_that_calls_its_closure_often_is_of_one_pass(looked_at, run, caps
     assert (found.effective_batch, found.micro_batch, found.batch_varies) == (8, None, False)
     assert found.optimizer == "LBFGS"
     run(CLOSURE.replace("while True", "for _ in range(2)"), batch=Batch(micro=8))
-    assert "in force: batch 8" in capsys.readouterr().err
+    assert "applied: batch 8" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -217,14 +217,14 @@ def test_a_model_by_name_may_be_called_in_parts(run, capsys):
     assert found["hidden"].dtype is found["out"].dtype is torch.float32
     assert type(found["encoder"]) is not nn.Linear
     assert isinstance(found["decoder"], nn.Linear)
-    assert "in force: bf16, memory-saving layers" in capsys.readouterr().err
+    assert "applied: bf16, memory-saving layers" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_parts_are_not_compiled_as_one(run, looked_at, capsys):
     with pytest.raises(SystemExit):
         run(TWO_PARTS, compile=Compile(kind="model"))
-    assert "one by one, and compile would not be in force" in capsys.readouterr().err
+    assert "one by one, and compile would not be applied" in capsys.readouterr().err
     found = looked_at(TWO_PARTS + "while True:\n    decoder(encoder(x)).sum().backward(); optimizer.step()\n")
     assert "one by one" in found.left_out["compile"]
     assert found.effective_batch == 8
@@ -244,7 +244,7 @@ def test_a_model_in_fabrics_wrapper_has_the_plan(run, capsys):
     found = run(FABRIC, layers=Layers(kind="exact"), optimizer=Optimizer(kind="foreach"))
     assert type(found["net"][0]) is not nn.Linear
     assert found["model"].module is found["net"]
-    assert "in force: memory-saving layers, foreach optimizer" in capsys.readouterr().err
+    assert "applied: memory-saving layers, foreach optimizer" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_a_loaders_batch_that_the_script_cuts_is_that_of_a_step(run, looked_at, 
     found = looked_at(CUT)
     assert (found.effective_batch, found.micro_batch, found.batch_varies) == (8, 4, False)
     run(CUT, batch=Batch(micro=4, accumulate=2))
-    assert "in force: micro-batch 4 × 2" in capsys.readouterr().err
+    assert "applied: micro-batch 4 × 2" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -314,7 +314,7 @@ def test_workers_that_stay_serve_the_next_epoch(run):
 def test_of_several_loaders_the_last_before_the_first_step_is_trained_on(run, capsys):
     """A validation whose loop is not within no_grad comes before the training."""
     run(EVALUATES_FIRST, batch=Batch(micro=4))
-    assert "in force: batch 4" in capsys.readouterr().err
+    assert "applied: batch 4" in capsys.readouterr().err
 
 
 def test_a_next_stage_and_a_next_model_have_the_plan_too(run):
@@ -326,7 +326,7 @@ def test_a_next_stage_and_a_next_model_have_the_plan_too(run):
 
 def test_a_step_of_two_optimizers_is_of_the_passes_before_the_first(run, capsys):
     run(TWO_OF_ONE, batch=Batch(micro=8), optimizer=Optimizer(kind="foreach"))
-    assert "in force: batch 8" in capsys.readouterr().err
+    assert "applied: batch 8" in capsys.readouterr().err
 
 
 def test_a_job_that_makes_no_step_ends_with_a_word_of_it(tmp_path, capsys):

@@ -75,7 +75,7 @@ def test_a_debugging_variant_is_not_taken(folder):
 
 
 def test_in_force_is_the_library_that_malloc_is_in(folder, monkeypatch):
-    """A library of that name that is mapped without being the allocator is not in force; one of another file name
+    """A library of that name that is mapped without being the allocator is not applied; one of another file name
     (gperftools builds ``libtcmalloc.so.4`` and ``libtcmalloc_minimal.so.4``) is."""
     environment = {**os.environ, **Settings(allocator=Allocator(kind="tcmalloc")).environment({})}
     code = "from autotune.techniques.allocator import Allocator; print(Allocator(kind='tcmalloc').not_in_force())"

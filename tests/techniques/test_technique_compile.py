@@ -320,12 +320,12 @@ def test_an_earlier_plans_compiling_is_taken_off_and_the_users_own_stays():
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"layers": Layers(kind="exact")}, "memory-saving layers would not be in force"),
+        ({"layers": Layers(kind="exact")}, "memory-saving layers would not be applied"),
         ({"compile": GRAPHS, "batch": Batch(micro=4, accumulate=2)}, "use mode default or max-autotune-no-cudagraphs"),
     ],
 )
 def test_what_it_does_not_go_with_is_said(other, said):
-    """Two settings of which one would not be in force."""
+    """Two settings of which one would not be applied."""
     with pytest.raises(ValueError, match=said):
         Plan(settings=Settings(**{"compile": MODEL, **other}))
 

@@ -199,7 +199,7 @@ def compute_loss(model, batch):
 
 @pytest.mark.medium
 def test_a_trial_notes_what_compiling_takes_and_lets_graphs_go_before_it_compares_losses(folder, monkeypatch):
-    """Graphs' memory would stay in force beside that of the model that is applied anew."""
+    """Graphs' memory would stay allocated next to that of the model that is applied anew."""
     events = []
     monkeypatch.setattr("torch._inductor.cudagraph_trees.reset_cudagraph_trees", lambda: events.append("let go"))
     monkeypatch.setattr(child, "run_parity", lambda *asked: events.append("compare") or Parity(losses=(1.0,)))

@@ -172,7 +172,7 @@ def _applied(request: MeasureRequest | ProfileRequest, task: Task, is_limited: b
 
 
 def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:
-    """Compare losses once the peak is known, from a training applied anew and with no budget in force."""
+    """Compare losses once the peak is known, from a training applied anew and without a budget."""
     began_s = time.monotonic()
     _let_go()
     parity = run_parity(_applied(request, task), task, request.options)

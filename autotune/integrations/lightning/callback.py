@@ -33,14 +33,14 @@ _MARK = "_autotune_in_force"
 
 
 class PlanCallback(Callback):
-    """Applies a plan as ``Trainer.fit`` sets a job up, and says in one line what is in force.
+    """Applies a plan as ``Trainer.fit`` sets a job up, and says in one line what is applied.
 
     The model is changed after ``configure_model`` and before ``configure_optimizers``, the optimizer after its state
     is resumed, the training loader as it is asked for; those for validation too, where the plan has a batch for it.
-    Fitting again changes nothing that is in force already.
+    Fitting again changes nothing that is applied already.
 
     Raises, from ``Trainer.fit``:
-        PlanError: the plan cannot be in force in this job, with the reason and what to do.
+        PlanError: the plan cannot be applied in this job, with the reason and what to do.
     """
 
     def __init__(self, plan: Plan, *, blocks: Sequence[str] = (), batch_arg_name: str = "batch_size") -> None:
@@ -91,7 +91,7 @@ class PlanCallback(Callback):
             put_at_first_epoch(self.plan, loader, trainer.strategy.root_device)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the plan on the optimizer, whose state is resumed by now, and say what is in force."""
+        """Put the plan on the optimizer, whose state is resumed by now, and say what is applied."""
         if len(trainer.optimizers) != 1:
             raise PlanError(f"a plan is for one optimizer, but configure_optimizers made {len(trainer.optimizers)}.")
         (optimizer,) = trainer.optimizers
@@ -103,7 +103,7 @@ class PlanCallback(Callback):
         tell(self.plan, "Lightning", self._notes)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """A model that is compiled and never called is not in force: told before the first step."""
+        """A model that is compiled and never called is not applied: told before the first step."""
         if isinstance(pl_module._compiled_call_impl, _Noted):
             raise PlanError(
                 f"settings.compile: {type(pl_module).__name__}.training_step does not call self(...), so that nothing "

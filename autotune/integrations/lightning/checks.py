@@ -1,4 +1,4 @@
-"""Checks that a plan can be in force in a Lightning job."""
+"""Checks that a plan can be applied in a Lightning job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEE_GRADIENTS = ("on_after_backward", "on_before_optimizer_step", "configure_gr
 def check_job(plan: Plan, trainer: Trainer, module: LightningModule) -> None:
     """
     Raises:
-        PlanError: the plan cannot be in force in this job, with the reason and what to do.
+        PlanError: the plan cannot be applied in this job, with the reason and what to do.
     """
     check_alone(plan, trainer.world_size, "Lightning")
     even_batch(plan, "Lightning")

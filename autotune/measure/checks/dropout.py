@@ -28,7 +28,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     """Within the block, no dropout drops: torch's modules, recurrent layers, attention, and the functional forms.
 
     Modes stay as they are. The functions are replaced in ``torch.nn.functional`` for the whole process, and not by a
-    mode: on CUDA, backward recomputes checkpointed blocks in a thread of its own, where a mode is not in force. What
+    mode: on CUDA, backward recomputes checkpointed blocks in a thread of its own, where a mode is not active. What
     a file imported by name before (``from torch.nn.functional import dropout``) is not reached.
     """
     with ExitStack() as stack:

@@ -64,7 +64,7 @@ class Progress:
         self._began = self._phase_began = clock()
         self._trials: list[TrialEnded] = []
         self._again: list[FinalistEnded] = []
-        """Of the finalists that are in force: since one fell, others may have been tried."""
+        """Of the finalists that count: since one fell, others may have been tried."""
         self._rounds_s: list[float] = []
         """Seconds of rounds by turns."""
         self._predictions_s = 0.0

@@ -31,7 +31,7 @@ _OWN_CHECKPOINTING = ("gradient_checkpointing", "grad_checkpointing")
 
 
 class InScript:
-    """Which parts of a plan are in force in a script, and which are still to be applied."""
+    """Which parts of a plan are applied in a script, and which are still to be applied."""
 
     def __init__(self, plan: Plan, path: Path) -> None:
         self.plan, self.path = plan, path
@@ -133,7 +133,7 @@ class InScript:
         for row in self.plan.settings.chosen():
             if (reason := row.left_to(does)) is not None:
                 return (
-                    f"{reason}, and {row.name} would not be in force as the plan has it. Change that in the script, or "
+                    f"{reason}, and {row.name} would not be applied as the plan has it. Change that in the script, or "
                     "leave the row out of the plan."
                 )
         return None
@@ -147,7 +147,7 @@ class InScript:
         self.batch_size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
 
     def check_step(self, num_backwards: int, sizes: tuple[int, ...]) -> None:
-        """Before the first optimizer step: all of the plan is in force, or the script ends.
+        """Before the first optimizer step: all of the plan is applied, or the script ends.
 
         Args:
             num_backwards: backward passes that made its gradients.
@@ -164,7 +164,7 @@ class InScript:
             )
         if self.wants_loader and not self.data.is_in_force:
             tell_once(
-                "data_loading is not in force: it is put on the loaders that the plan was found with, where their "
+                "data_loading is not applied: it is put on the loaders that the plan was found with, where their "
                 "datasets give the same again, and the script reads none of these."
             )
         batch, whole = self.plan.settings.batch, self.batch_size
@@ -227,9 +227,9 @@ class InScript:
             print(f"autotune: {tell(found, strict=False)}", file=sys.stderr, flush=True)
 
     def describe(self) -> str:
-        """What is in force, in a line."""
+        """What is applied, in a line."""
         settings = self.plan.settings
         if not self.data.is_in_force:
             settings = settings.having(DataLoading())
         changed = [one.describe() for one in settings.techniques() if one.model_dump(exclude_defaults=True)]
-        return f"in force: {', '.join(changed) or 'nothing but the job as it is'} ({os.path.relpath(self.path)})"
+        return f"applied: {', '.join(changed) or 'nothing but the job as it is'} ({os.path.relpath(self.path)})"

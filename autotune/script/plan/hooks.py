@@ -114,7 +114,7 @@ class ScriptHooks:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the hooks; the plan stays in force."""
+        """Remove the hooks; the plan stays applied."""
         set_launcher(None)
         self._stops_looking()
         self._stops_listening()
@@ -131,8 +131,8 @@ class ScriptHooks:
     def _before_processes(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._plan.model is None and not self.has_stepped:
             refuse(
-                "the script starts its processes itself (torch.multiprocessing.spawn), where no plan can be put in "
-                "force. Have torchrun start them: `torchrun --nproc-per-node 2 train.py`."
+                "the script starts its processes itself (torch.multiprocessing.spawn), where no plan can be "
+                "applied. Have torchrun start them: `torchrun --nproc-per-node 2 train.py`."
             )
         return original(*args, **kwargs)
 

@@ -34,7 +34,7 @@ class ScriptJob:
         self._plan.is_split_unseen = self._plan.plan.checked is None and os.environ.get(SPLIT_VARIABLE) == "1"
 
     def arrive(self) -> None:
-        """Torch is there: put the plan in force."""
+        """Torch is there: apply the plan."""
         from .hooks import ScriptHooks
 
         self._hooks = ScriptHooks(self._plan)
@@ -50,7 +50,7 @@ class ScriptJob:
         if self._hooks is None or not (self._hooks.has_stepped or self._hooks.stands_aside):
             say(
                 "the script ended without an optimizer step in this process, where no more of "
-                f"{os.path.relpath(self._plan.path)} was in force than what is set before a process starts. A plan "
+                f"{os.path.relpath(self._plan.path)} was applied than what is set before a process starts. A plan "
                 "does not reach processes that a script starts itself (multiprocessing): have torchrun start them."
             )
 

@@ -244,7 +244,7 @@ class Technique(BaseModel):
 
     def conflicts(self, settings: Settings) -> str | None:
         """Why this setting does not go with another one, or what it needs, and what to use instead; in words without
-        numbers. None where they go together. ``settings`` are those in force, with the batch where it is known."""
+        numbers. None where they go together. ``settings`` are those applied, with the batch where it is known."""
         return None
 
     def warm_up_steps(self) -> int:
@@ -295,11 +295,11 @@ class Technique(BaseModel):
         return model
 
     def on_task(self, task: Any) -> Any:
-        """The :class:`autotune.Task` with this setting in force: the same, or one that builds another model."""
+        """The :class:`autotune.Task` with this setting applied: the same, or one that builds another model."""
         return task
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
-        """The model with this setting in force: the same, changed in place, or another around it.
+        """The model with this setting applied: the same, changed in place, or another around it.
 
         Args:
             model: as the techniques before have left it.
@@ -312,7 +312,7 @@ class Technique(BaseModel):
     def on_optimizer(
         self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
     ) -> torch.optim.Optimizer:
-        """The optimizer with this setting in force: the same, changed in place, or another around it.
+        """The optimizer with this setting applied: the same, changed in place, or another around it.
 
         Args:
             optimizer: as the techniques before have left it, or as an earlier plan has.
