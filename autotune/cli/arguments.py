@@ -58,7 +58,7 @@ VerifiedJob = Annotated[
     typer.Argument(
         metavar="MODEL.PY[:NAME] | -- COMMAND...",
         help="The task file. Or, behind --, what starts the training script.",
-        show_default="the task that the plan names, beside it",
+        show_default="the task that the plan names, next to it",
     ),
 ]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]

@@ -37,7 +37,7 @@ def verify(path: Path, job: Sequence[str] | None, where: Where, asked: HowToSear
 
     Args:
         path: the plan.
-        job: a task file, or what starts a script; None is the plan's own task, beside the plan.
+        job: a task file, or what starts a script; None is the plan's own task, next to the plan.
         where: what runs it.
         asked: ``trial_time`` of each repeat, and ``scratch`` of a script.
         json: print one JSON document.
@@ -89,7 +89,7 @@ def job_of(
 
 
 def _beside(path: Path, plan: Plan) -> str:
-    """The plan's own task: below the plan's folder as it is named, or beside the plan. A plan runs no other file.
+    """The plan's own task: below the plan's folder as it is named, or next to the plan. A plan runs no other file.
 
     Raises:
         UserError: there is none.
@@ -104,7 +104,7 @@ def _beside(path: Path, plan: Plan) -> str:
             continue
         if file.resolve().is_relative_to(folder.resolve()):
             return candidate
-    raise UserError(f"{path}: its task {source} is not beside it. Give it: `autotune verify {path} path/to/model.py`.")
+    raise UserError(f"{path}: its task {source} is not next to it. Give it: `autotune verify {path} path/to/model.py`.")
 
 
 def verify_plan(

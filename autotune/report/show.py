@@ -134,7 +134,7 @@ def _measured(plan: Plan) -> Rows:
         rows.append(("quality", _quality(plan.quality)))
     if plan.weights is not None:
         made = f"quality {plan.weights.quality:.4g}, from seed {plan.weights.seed}"
-        where, begins = f"{plan.weights.file}, beside the plan", "optimizer and schedule begin anew"
+        where, begins = f"{plan.weights.file}, next to the plan", "optimizer and schedule begin anew"
         rows.append(("weights", f"{where}: what recovery made of the model ({made}); {begins}"))
     if (checked := _checked(plan)) is not None:
         rows.append(("checked", checked))

@@ -65,7 +65,7 @@ class Pruning(Lossy):
     untouchable: tuple[str, ...] = ()
     """Module paths that stay as they are, with all that is in them."""
     record: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
-    """Hash of the record of what is kept, which lies beside the plan; absent, a cut is found anew."""
+    """Hash of the record of what is kept, which lies next to the plan; absent, a cut is found anew."""
     kept: str | None = Field(default=None, repr=False)
     """The record itself, packed; a plan's file has it beside itself."""
 
@@ -163,7 +163,7 @@ class Pruning(Lossy):
                 content = file.read(_MAX_BYTES)
         except OSError as error:
             raise PlanError(
-                f"{path}: the plan's record of what pruning keeps cannot be read: {error.strerror}. Copy it beside "
+                f"{path}: the plan's record of what pruning keeps cannot be read: {error.strerror}. Copy it next to "
                 "the plan, or leave settings.pruning.record out to cut anew."
             ) from None
         from ..pruning import Record
@@ -221,7 +221,7 @@ class Pruning(Lossy):
         if self.record is not None and self.kept is None:
             raise PlanError(
                 f"settings.pruning.record: the plan goes by a record, {self._file}, that is not here. Read the plan "
-                "with autotune.load_plan(path), which looks for it beside the file; or leave record out to cut anew."
+                "with autotune.load_plan(path), which looks for it next to the file; or leave record out to cut anew."
             )
         if self.record is not None and self.kept is not None:
             record = Record.unpacked(self.kept, self.record)

@@ -57,19 +57,19 @@ def load_kept(kept: KeptWeights, model: nn.Module) -> None:
     if kept.path is None:
         raise PlanError(
             f"weights: the plan goes on from {kept.file}, which is not here. Read the plan with "
-            f"autotune.load_plan(path), which looks for it beside the file; {otherwise}."
+            f"autotune.load_plan(path), which looks for it next to the file; {otherwise}."
         )
     path = Path(kept.path)
     try:
         found = hash_of(path)
     except OSError as error:
         raise PlanError(
-            f"{path}: the plan's weights cannot be read: {error.strerror}. Copy them beside the plan; {otherwise}."
+            f"{path}: the plan's weights cannot be read: {error.strerror}. Copy them next to the plan; {otherwise}."
         ) from None
     if found != kept.hash:
         raise PlanError(
             f"{path}: these are not the weights that the plan was saved with: their hash is {found[:19]}…, and "
-            f"weights.hash {kept.hash[:19]}…. Copy those that the search wrote beside the plan; {otherwise}."
+            f"weights.hash {kept.hash[:19]}…. Copy those that the search wrote next to the plan; {otherwise}."
         )
     state = torch.load(path, map_location="cpu", weights_only=True)
     if (wrong := _misfit(state, model)) is not None:

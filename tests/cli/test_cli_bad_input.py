@@ -310,7 +310,7 @@ def test_a_plan_runs_no_file_that_is_not_beside_it(folder, verify, tmp_path_fact
     elsewhere.write_text("raise SystemExit('it ran')")
     text = plan_text(f"sha256:{'0' * 64}")
     (folder / "plan.yaml").write_text(text.replace("healthy.py", str(elsewhere)))
-    assert_refused(verify(), f"its task {elsewhere} is not beside it")
+    assert_refused(verify(), f"its task {elsewhere} is not next to it")
 
 
 # Where things are written

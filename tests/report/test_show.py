@@ -80,7 +80,7 @@ def test_quality_was_compared_where_it_does_not_and_what_that_cost():
 
 def test_weights_beside_the_plan_are_named_with_their_quality():
     weights = KeptWeights(hash="sha256:" + 64 * "a", quality=0.75, seed=1)
-    assert "weights-aaaaaaaaaaaaaaaa.pt, beside the plan" in said(weights=weights)
+    assert "weights-aaaaaaaaaaaaaaaa.pt, next to the plan" in said(weights=weights)
     assert "quality 0.75, from seed 1" in said(weights=weights)
 
 

@@ -95,7 +95,7 @@ def saved(tmp_path):
 def test_a_record_that_is_not_there_is_named(tmp_path):
     path, beside = saved(tmp_path)
     beside.unlink()
-    with pytest.raises(PlanError, match=rf"{beside.name}: the plan's record .* Copy it beside the plan"):
+    with pytest.raises(PlanError, match=rf"{beside.name}: the plan's record .* Copy it next to the plan"):
         autotune.load_plan(path)
     unread = Plan.from_yaml(path.read_text())
     with pytest.raises(PlanError, match=r"pruning-.*, that is not here\. Read the plan with autotune\.load_plan"):

@@ -92,7 +92,7 @@ def test_weights_that_were_edited_are_refused(recovered):
 def test_weights_that_are_missing_are_refused(recovered):
     plan = autotune.load_plan(recovered)
     Path(plan.weights.path).unlink()
-    with pytest.raises(PlanError, match=r"weights cannot be read: No such file.* Copy them beside the plan; or leave"):
+    with pytest.raises(PlanError, match=r"weights cannot be read: No such file.* Copy them next to the plan; or leave"):
         autotune.apply(plan, line(floats(4)))
 
 

@@ -143,7 +143,7 @@ def check_file(path: Path, option: str = "--storage") -> None:
         raise StudyError(f"{path}: a file was expected, but it is none. Write sqlite:///path.db.")
     if found.st_nlink > 1:
         raise StudyError(
-            f"{path}: the file has {found.st_nlink} names (hard links). SQLite keeps its journal beside one, so that "
+            f"{path}: the file has {found.st_nlink} names (hard links). SQLite keeps its journal next to one, so that "
             f"searches by two would damage it. Copy it (cp {path} other.db), or remove the other names."
         )
 
