@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from autotune.errors import PlanError
+from autotune.measure.timing.disturbance import one_thread
 from autotune.nested import tensors_in
 from autotune.pruning import How, Record, cut_each, rebuild
 from autotune.randomness import seed_everything
-from autotune.testing.runs import one_thread
 
 from ..rows import save_rows
 from .images import IMAGES
