@@ -318,8 +318,9 @@ def test_a_url_without_a_password_is_printed_as_it_is(url: str):
     [("postgresql+pg8000://u:p@h/n", "pg8000"), ("mysql://u:p@h/n", "MySQLdb"), ("mysql+pymysql://h/n", "pymysql")],
 )
 def test_the_driver_that_is_missing_is_the_one_that_is_named(url: str, words: str):
-    with pytest.raises(StudyError, match=words):
+    with pytest.raises(StudyError, match=words) as error:
         run_search(every(storage=url))
+    assert ("psycopg" in str(error.value)) == url.startswith("postgresql")  # no other database is asked by it
 
 
 @pytest.mark.medium

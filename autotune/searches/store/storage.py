@@ -80,9 +80,10 @@ def opening(url: str) -> Iterator[None]:
         ) from None
     except ImportError as reason:
         missing = getattr(reason.__cause__ or reason, "name", None)
+        known = " (psycopg[binary] for postgresql+psycopg://)" if url.startswith("postgresql") else ""
         raise StudyError(
             f"--storage {masked(url)}: its database driver, the module {missing}, is not installed. Install it with "
-            "pip: SQLAlchemy's documentation names the package (psycopg[binary] for postgresql+psycopg://)."
+            f"pip: SQLAlchemy's documentation names the package{known}."
         ) from None
 
 
