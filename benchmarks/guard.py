@@ -6,8 +6,8 @@
 Each table offers faster configurations that lose so much of the quality: nothing, a quarter of what is allowed, three
 times of it, nearly all; a variant that cannot learn; fp16 whose gradients overflow, in a trial's losses or later. What
 one seed's training comes to differs from the next by a third of what is allowed. Given is how often a plan has a
-harmful configuration, how often none where a harmless one was offered, and how many runs harmful ones took. Bars: a
-harmful plan in none of 100, a harmless one refused in at most 1 of 100.
+harmful configuration, how often none where a harmless one was offered, and how many trials and proofs harmful ones
+took. Bars: a harmful plan in none of 100, a harmless one refused in at most 1 of 100.
 
 ``--part level`` draws the scores of a configuration and of the reference, right or wrong by example, and asks the
 product's judge as a search does, one pair of seeds after the other. 97.5 % are right and 1 % of that may be lost, so
@@ -34,6 +34,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from autotune.measure.checks.scores import judged_by
+from autotune.measure.cuts.types import Cuts, JudgedCut
 from autotune.measure.measurement import Parity, Quality
 from autotune.plan import Plan
 from autotune.search_spaces import load_space
@@ -44,7 +45,7 @@ from autotune.searches.sampler.configuration_space import ConfigurationSpace
 from autotune.searches.time_budget import MOST_ROUNDS
 from autotune.searches.winner.proof import look
 from autotune.techniques import Device, Facts, Settings
-from autotune.workers import MeasureRequest, NonFinite
+from autotune.workers import CutsJudged, JudgeRequest, MeasureRequest, NonFinite
 from autotune.workers.table import Row, TableExecutor
 
 from .rows import save_rows
@@ -117,7 +118,7 @@ def main() -> None:
             "harmful": sum(one["harmful"] for one in found),
             "refused": sum(one["refused"] for one in found),
             "harmful_trials": sum(one["harmful_trials"] for one in found) / len(found),
-            "harmful_rounds": sum(one["harmful_rounds"] for one in found) / len(found),
+            "harmful_proofs": sum(one["harmful_proofs"] for one in found) / len(found),
             "speed": sum(one["speed"] for one in found) / len(found),
         }
         print(", ".join(f"{what} {said}" for what, said in row.items()), flush=True)
@@ -125,7 +126,7 @@ def main() -> None:
 
 
 def searched(table: Table, seed: int) -> dict[str, Any]:
-    """One search: what was chosen, and the runs that harmful configurations took."""
+    """One search: what was chosen, and the runs and proofs that harmful configurations took."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("space.yaml").write_text(_space(table))
         known = FACTS.model_copy(update={"device": table.device})
@@ -133,17 +134,30 @@ def searched(table: Table, seed: int) -> dict[str, Any]:
         reference = reference_settings(known)
         noise = random.Random(seed)
         configurations = [reference, *ConfigurationSpace(choices, reference, 4).shuffled("all")]
-        executor = TableExecutor(known, [_row(table, settings, noise) for settings in configurations])
+        rows = {settings.canonical(): _row(table, settings, noise) for settings in configurations}
+        executor = TableExecutor(known, rows.values(), judge=lambda request: _proof(request, rows, seed))
         options = SearchOptions(
             task="model.py", space="space.yaml", trials=20, seed=seed, max_quality_drop=Drop(ALLOWED, is_share=False)
         )
         plan = search(options, executor, lambda event: None, threading.Event())
-    requests = [one for one in executor.requests if isinstance(one, MeasureRequest) and is_harmful(one.plan.settings)]
+    trials = [one.plan.settings for one in executor.requests if isinstance(one, MeasureRequest) and not one.fresh]
+    proofs = [one.options.candidates[0] for one in executor.requests if isinstance(one, JudgeRequest)]
     return {
         **_judged(plan),
-        "harmful_trials": sum(not request.fresh for request in requests),
-        "harmful_rounds": sum(request.fresh for request in requests),
+        "harmful_trials": sum(map(is_harmful, trials)),
+        "harmful_proofs": sum(map(is_harmful, proofs)),
     }
+
+
+def _proof(request: JudgeRequest, rows: Mapping[str, Row], first: int) -> CutsJudged:
+    """What is known of a finalist and of the job as it stands, from each seed that is asked for."""
+
+    def judged(settings: Settings) -> JudgedCut:
+        known = rows[settings.canonical()].quality
+        return JudgedCut(settings=settings, qualities=tuple(known[seed - first] for seed in request.options.seeds))
+
+    cuts = tuple(judged(one) for one in request.options.candidates)
+    return CutsJudged(found=Cuts(reference=judged(request.plan.settings), cuts=cuts))
 
 
 RIGHT, SHARE = 97.5, 0.01
