@@ -81,9 +81,9 @@ def test_the_cuts_on_the_front_are_the_only_ones_that_are_tried(asked):
 
 
 def test_what_loses_nearly_all_that_is_allowed_is_no_choice(asked):
-    """It lost 0.95 of a point on average, and a tenth more or less by the seed: that it is proven to lose no more than
+    """It lost 0.97 of a point on average, and a tenth more or less by the seed: that it is proven to lose no more than
     one is unlikely. What loses less takes its place, and is the plan."""
-    table = Table(judged(cut(HALF, 0.5, 89.9, 89.9, 89.9), cut(BOTH, 0.25, 89.15, 89.05, 88.95)))
+    table = Table(judged(cut(HALF, 0.5, 89.9, 89.9, 89.9), cut(BOTH, 0.25, 89.13, 89.03, 88.93)))
     run = run_search(asked.model_copy(update={"sampler": "random"}), executor=table)
     assert {*run.measured} == {REFERENCE, HALF}
     assert run.plan.settings == HALF

@@ -13,7 +13,7 @@ from autotune.measure.checks.scores import judged_by
 from autotune.measure.measurement import Quality
 from autotune.searches.options import Drop, SearchedJob, SearchOptions
 from autotune.searches.verdict import least_early, lost_share
-from autotune.searches.winner.proof import chance, difference_of, judge_quality
+from autotune.searches.winner.proof import chance, difference_of, judge_quality, look
 
 ONE_POINT = Drop(1.0, is_share=False)
 
@@ -42,8 +42,8 @@ def test_a_share_is_of_the_references_quality():
         ((0.0, 0.0, 0.0), "kept"),
         ((-1.0, -1.0, -1.0), "kept"),  # no spread, and no more than is allowed
         ((-1.01, -1.01, -1.01), "dropped"),
-        ((-0.6, -0.4, -0.2), "kept"),  # Student's 4.85 of two degrees of freedom, times 0.2 / sqrt(3): -0.4 - 0.56
-        ((-0.7, -0.5, -0.3), "unknown"),  # -0.5 - 0.56 is beyond -1, -0.5 + 0.56 is not
+        ((-0.6, -0.4, -0.2), "kept"),  # Student's 4.30 of two degrees of freedom, times 0.2 / sqrt(3): -0.4 - 0.50
+        ((-0.75, -0.55, -0.35), "unknown"),  # -0.55 - 0.50 is beyond -1, -0.55 + 0.50 is not
         ((-2.0, 0.0, 2.0), "unknown"),
         ((-30.0, -31.0, -29.0), "dropped"),
         ((0.0,), "unknown"),
@@ -128,6 +128,15 @@ def test_a_chance_is_that_of_the_last_pair():
     assert 0.5 < chance(pairs(0.0), ONE_POINT, are_counted=False) < chance(pairs(0.0), ONE_POINT)
 
 
+def test_a_proof_is_by_three_pairs_or_by_six():
+    """Four would do, but to look more often is to err more often. What three have proven, a fourth does not undo."""
+    three, fourth = (-0.75, -0.55, -0.35), -0.55
+    assert judge_quality(pairs(*three, fourth), ONE_POINT) == "kept"
+    assert look(pairs(*three, fourth), ONE_POINT) == "unknown"
+    assert look(pairs(*three, *[fourth] * 3), ONE_POINT) == "kept"
+    assert look(pairs(-0.6, -0.4, -0.2), ONE_POINT) == look(pairs(-0.6, -0.4, -0.2, -5.0), ONE_POINT) == "kept"
+
+
 def judged_in_turn(mean: float, seed: int) -> str:
     """One seed after the other, six at most, with a standard deviation of 0.3 points."""
     draws = random.Random(seed)
@@ -135,7 +144,7 @@ def judged_in_turn(mean: float, seed: int) -> str:
     judgement = "unknown"
     while judgement == "unknown" and len(differences) < 6:
         differences.append(draws.gauss(mean, 0.3))
-        judgement = judge_quality(pairs(*differences), ONE_POINT)
+        judgement = look(pairs(*differences), ONE_POINT)
     return judgement
 
 

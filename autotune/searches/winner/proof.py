@@ -1,9 +1,9 @@
 """Is what a configuration loses in quality within the allowed drop? A function of pairs alone: each is the
 configuration's quality and the reference's, trained from one seed and judged by the same examples.
 
-The level is that of all looks together: where the true drop is the allowed one, at most 5 % are kept in the simulation
-of ``python -m benchmarks.guard --part level``, on which the quantile was chosen. Where seeds scatter by twice as much
-as there, up to 6.3 % were.
+Proven is what is so by the first three pairs, or by six: to look more often is to err more often. The level is that of
+both looks together: where the true drop is the allowed one, at most 5 % are kept in the simulation of ``python -m
+benchmarks.guard --part level``, whether seeds scatter there as they do or up to eight times as much, or not at all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scipy.special import stdtr, stdtrit
 from ...measure.checks.scores import unpack
 from ...measure.measurement import Quality
 from ..options import Drop
-from ..time_budget import MOST_ROUNDS
+from ..time_budget import MOST_ROUNDS, NUM_REPEATS
 
 Judgement = Literal["kept", "dropped", "futile", "unknown"]
 """``kept``: the quality is within the drop, at 95 %. ``dropped``: as surely it is not. ``futile``: it is unlikely that
@@ -30,11 +30,12 @@ it will be proven. ``unknown``: more pairs tell."""
 Pairs = Sequence[tuple[Quality, Quality]]
 """(configuration, reference), one of each seed."""
 
-_CONFIDENCE = 0.98
-"""One-sided confidence over seeds at each look: over three to six pairs with a look after each, at most 5 % of
-judgements are wrong."""
-_CONFIDENCE_LEFT = 0.99
+_CONFIDENCE = 0.975
+"""One-sided confidence over seeds at each look: of both together, at most 5 % are wrong."""
+_CONFIDENCE_LEFT = 0.985
 """The same where a part of that variance was found by examples, and taken away: what is left is less sure."""
+_LOOKS = (NUM_REPEATS, MOST_ROUNDS)
+"""Numbers of pairs by which a configuration may be proven."""
 _NORMAL = 1.645
 """Standard errors of a one-sided 95 % interval over examples, which are the same at each look."""
 _FEWEST = 3
@@ -183,9 +184,14 @@ def chance(pairs: Pairs, drop: Drop, are_counted: bool = True) -> float:
 
 
 def look(pairs: Pairs, drop: Drop) -> Judgement:
-    """The judgement of the first pairs, of :data:`.time_budget.MOST_ROUNDS` at most."""
+    """The judgement of the first pairs, of :data:`.time_budget.MOST_ROUNDS` at most: kept by as many as
+    :data:`_LOOKS` has, and otherwise unknown as yet."""
+    if any(judge_quality(pairs[:number], drop) == "kept" for number in _LOOKS if number <= len(pairs)):
+        return "kept"
     judgement = judge_quality(pairs, drop)
-    return "futile" if judgement == "unknown" and chance(pairs, drop) < _FUTILE else judgement
+    if judgement == "dropped":
+        return judgement
+    return "futile" if chance(pairs, drop) < _FUTILE else "unknown"
 
 
 def least_provable(reference: Quality) -> float | None:
