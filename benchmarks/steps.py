@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.layers import convert
-from autotune.testing.kept import kept_bytes
+from tests.kept_bytes import kept_bytes
 
 from .peer import converted_by_peer
 

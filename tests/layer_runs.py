@@ -6,10 +6,10 @@ import copy
 from collections.abc import Callable
 
 import torch
+from kept_bytes import kept_bytes
 from torch import Tensor, nn
 
 from autotune.layers import convert
-from autotune.testing.kept import kept_bytes
 
 IMAGES = (4, 8, 16, 16)
 TOKENS = (4, 8, 32)

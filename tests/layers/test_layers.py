@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from kept_bytes import kept_bytes
 from layer_runs import IMAGES, TOKENS, VOLUME, assert_same, run, twins
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,7 +16,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from autotune.layers import convert, restore
-from autotune.testing.kept import kept_bytes
 
 
 def norm_act_conv() -> nn.Module:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from kept_bytes import kept_bytes
 from layer_runs import IMAGES, assert_same, run, twins
 from torch import Tensor, nn
-
-from autotune.testing.kept import kept_bytes
 
 
 @pytest.mark.parametrize("ceil_mode", [False, True])

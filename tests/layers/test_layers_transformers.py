@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from kept_bytes import kept_bytes
 from torch import Tensor, nn
 
 from autotune.layers import answered, convert
-from autotune.testing.kept import kept_bytes
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from kept_bytes import kept_bytes
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity
@@ -25,7 +26,6 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.precision import Precision
-from autotune.testing.kept import kept_bytes
 from autotune.testing.models import Gpt, InputImage, Lstm, Mlp, ResNet, Tied
 from autotune.training.apply_plan import apply
 
