@@ -196,7 +196,7 @@ class KeptWeights(_Section):
     quality: float = Field(allow_inf_nan=False)
     """What ``evaluate`` said of them."""
     seed: _Whole
-    """Of the training that made them: that of the first fresh process, whatever the others came to."""
+    """Of the training that made them: the first that was judged, whatever the others came to."""
     path: str | None = None
     """Where the file was found; not written into the plan's own."""
 

@@ -25,6 +25,7 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.low_rank import LowRank
 from autotune.techniques.pruning import Pruning
+from autotune.training.apply_plan import apply
 
 REFERENCE = Settings(batch=Batch(micro=16))
 NUM_SAMPLES = 256
@@ -213,12 +214,25 @@ def test_a_process_goes_on_from_what_a_killed_one_kept(tmp_path):
         judge(task(evaluate=counted), Plan(settings=REFERENCE), asked, note)
     calls.clear()
     found = judge(task(evaluate=counted), Plan(settings=REFERENCE), asked)
-    assert len(calls) == 2  # after a quarter, and in the end
+    assert len(calls) == 1  # in the end
     calls.clear()
     whole = judge(task(evaluate=counted), Plan(settings=REFERENCE), options(pruned(0.5)))
-    assert len(calls) == 8
+    assert len(calls) == 5  # each from two seeds, and the job as it stands after a quarter
     assert [one.value for one in found.cuts[0].qualities] == [one.value for one in whole.cuts[0].qualities]
     assert [one.value for one in found.reference.qualities] == [one.value for one in whole.reference.qualities]
+
+
+def test_the_weights_that_are_kept_are_those_that_the_first_seed_was_judged_by(tmp_path):
+    """Of the cut, not of the job as it stands; it says how they were recovered."""
+    keep = tmp_path / "weights.pt"
+    recovery = QualityOptions(num_samples=NUM_SAMPLES, keep=str(keep))
+    found = judge(task(), Plan(settings=REFERENCE), options(pruned(0.5), recovery=recovery))
+    (cut,) = found.cuts
+    training = apply(Plan(settings=cut.settings), task())
+    training.model.load_state_dict(torch.load(keep))
+    assert quality(training.model) == cut.qualities[0].value != cut.qualities[1].value
+    assert cut.qualities[0].recovered == "16 steps, learning rate falling to 0"
+    assert found.notes == ()
 
 
 def test_what_another_request_kept_is_not_taken(tmp_path):

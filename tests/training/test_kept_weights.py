@@ -18,18 +18,19 @@ from torch import nn
 import autotune
 from autotune.errors import PlanError
 from autotune.files import hash_of
+from autotune.measure.cuts.types import Cuts, JudgedCut
 from autotune.measure.measurement import MeasureOptions, Quality, QualityOptions
 from autotune.plan import KeptWeights, Plan
 from autotune.searches.driver import search
 from autotune.searches.events import Warned
 from autotune.searches.options import Drop
 from autotune.task_file import load_task
-from autotune.techniques import Settings
+from autotune.techniques import Facts, Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.pruning import Pruning
 from autotune.training.weights import save_kept
-from autotune.workers import Measured, MeasureRequest, Outcome, TrialRequest
-from autotune.workers.table import TableExecutor
+from autotune.workers import CutsJudged, JudgeRequest, Measured, MeasureRequest, Outcome, TrialRequest
+from autotune.workers.table import Row, TableExecutor
 
 TASKS = Path(__file__).parents[1] / "tasks"
 
@@ -156,14 +157,27 @@ STEPS = "100 steps, learning rate falling to 0"
 
 
 class Writes(TableExecutor):
-    """Recovery's weights are these bytes, in the file that is asked for."""
+    """Recovery's weights are these bytes, in the file that is asked for; each round judges for itself."""
 
     def _answer(self, request: TrialRequest) -> Outcome:
-        keep = request.options.quality and request.options.quality.keep if request.kind == "measure" else None
-        if keep is not None:
-            Path(keep).parent.mkdir(parents=True, exist_ok=True)
-            Path(keep).write_bytes(b"recovered")
+        asked = getattr(request, "options", None)
+        quality = getattr(asked, "quality", None) or getattr(asked, "recovery", None)
+        if quality is not None and quality.keep is not None:
+            Path(quality.keep).parent.mkdir(parents=True, exist_ok=True)
+            Path(quality.keep).write_bytes(b"recovered")
         return super()._answer(request)
+
+
+class Judges(Writes):
+    """One process judges the half from every seed, a tenth of a point more from each."""
+
+    def __init__(self, known: Facts, rows: list[Row]) -> None:
+        super().__init__(known, rows, judge=self._of_all_seeds)
+
+    def _of_all_seeds(self, request: JudgeRequest) -> Outcome:
+        qualities = tuple(Quality(value=89.5 + number / 10, recovered=STEPS) for number in request.options.seeds)
+        reference = JudgedCut(settings=REFERENCE, qualities=tuple(Quality(value=90.0) for _ in qualities))
+        return CutsJudged(found=Cuts(reference=reference, cuts=(JudgedCut(settings=HALF, qualities=qualities),)))
 
 
 def searched(quality: float, executor: type[TableExecutor] = Writes):
@@ -182,7 +196,20 @@ def here(tmp_path, monkeypatch, in_memory):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_search_keeps_what_the_first_fresh_process_recovered(here):
+def test_a_search_keeps_what_was_recovered_from_the_first_seed_of_the_process_that_judges(here):
+    """The rounds measure speed and memory alone."""
+    run = searched(89.5, Judges)
+    (judging,) = [one for one in run.executor.requests if one.kind == "judge"]
+    assert (judging.options.seeds, bool(judging.options.recovery.keep)) == ((0, 1, 2), True)
+    assert {one.options.quality for one in run.executor.requests if one.kind == "measure" and one.fresh} == {None}
+    plan = autotune.load_plan("plan.yaml")
+    assert (plan.weights.quality, plan.weights.seed, plan.quality.pairs) == (89.5, 0, 3)
+    assert plan.quality.recovered == STEPS
+    assert Path(plan.weights.path).read_bytes() == b"recovered"
+
+
+def test_a_search_whose_rounds_judge_keeps_what_the_first_recovered(here):
+    """No process could judge all seeds."""
     run = searched(89.5)
     keeping = [one for one in run.executor.requests if one.kind == "measure" and one.options.quality.keep]
     assert [request.id for request in keeping] == ["finalist-001-round-1"]

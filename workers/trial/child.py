@@ -7,20 +7,19 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from ...errors import Caught, UserError
+from ...errors import Caught
 from ...estimates import EstimateOptions, PredictOptions
 from ...internals import lost
 from ...measure import Measurement
 from ...measure.checks.distill import build_teacher, distilled
 from ...measure.checks.parity import rounded_losses, run_parity
-from ...measure.checks.quality import measure_quality
+from ...measure.checks.quality import keep_weights, measure_quality
 from ...measure.device import check_device, inspect_device
 from ...measure.inspect import inspect_task
-from ...measure.measurement import QualityOptions
 from ...measure.memory import Base
 from ...measure.others import take_card
 from ...measure.profiling.profile import profile
@@ -31,7 +30,6 @@ from ...task import Task
 from ...task_file import load_task
 from ...training.apply_plan import apply
 from ...training.training import Training
-from ...training.weights import save_kept
 from ..outcome import CutsJudged, Estimated, Inspected, Measured, Outcome, Predicted, Profiled
 from ..request import (
     CompareRequest,
@@ -201,19 +199,9 @@ def _with_quality(measurement: Measurement, request: MeasureRequest, task: Task)
     if teacher is not None:
         training = distilled(training, task, teacher)
     quality = measure_quality(training, task, options)
-    warnings = (*measurement.warnings, *_kept(training, options))
+    warnings = (*measurement.warnings, *keep_weights(training, options))
     phases_s = {**measurement.phases_s, "quality": time.monotonic() - began_s}
     return measurement.model_copy(update={"quality": quality, "phases_s": phases_s, "warnings": warnings})
-
-
-def _kept(training: Training, options: QualityOptions) -> Iterator[str]:
-    """Write the weights that were asked for; where that fails, say why: the measurement is worth no less."""
-    if options.keep is None:
-        return
-    try:
-        save_kept(training.model, Path(options.keep))
-    except (UserError, OSError, RuntimeError) as error:  # torch's of a full disk is the last
-        yield f"--keep-weights: {options.keep}: the recovered weights cannot be written: {error}"
 
 
 def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profiled:

@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...errors import Caught, TaskError
+from ...errors import Caught, TaskError, UserError
 from ...randomness import undisturbed
 from ...ranks import of_first
 from ...task import SIGNATURES, Task
 from ...techniques.support.replica import within
 from ...training.training import Training
+from ...training.weights import save_kept
 from ..measurement import Quality, QualityOptions
 from ..steps import Steps
 from .blind import check_sees, noise_of
@@ -79,6 +81,16 @@ def measure_quality(training: Training, task: Task, options: QualityOptions) -> 
     noise = recovery.look(found.value == early) if options.looks else None
     words, seconds = recovery.words, perf_counter() - began_s
     return Quality(**found._asdict(), early=early, noise=noise, recovered=words, seconds=seconds)
+
+
+def keep_weights(training: Training, options: QualityOptions) -> Iterator[str]:
+    """Write the weights that were asked for; where that fails, say why: what was measured is worth no less."""
+    if options.keep is None:
+        return
+    try:
+        save_kept(training.model, Path(options.keep))
+    except (UserError, OSError, RuntimeError) as error:  # torch's of a full disk is the last
+        yield f"--keep-weights: {options.keep}: the recovered weights cannot be written: {error}"
 
 
 class Recovery:

@@ -22,7 +22,7 @@ from ...techniques import Settings
 from ...techniques.pruning import Pruning
 from ...training.apply_plan import apply, build_model
 from ..checks.distill import build_teacher, distilled
-from ..checks.quality import Recovery
+from ..checks.quality import Recovery, keep_weights
 from ..checks.scores import Judged
 from ..measurement import Quality
 from ..timing.disturbance import one_thread
@@ -173,15 +173,15 @@ class _Judge:
         self._found = self._found.model_copy(update={"groups": (*self._found.groups, row)})
         self._kept.write(self._found)
 
-    def _say(self, note: str) -> None:
-        self._found = self._found.model_copy(update={"notes": (*self._found.notes, note)})
+    def _say(self, *notes: str) -> None:
+        self._found = self._found.model_copy(update={"notes": (*self._found.notes, *notes)})
 
     def _find_front(self, numbers: list[int]) -> None:
         """Judge the fastest that are kept; where what came to the end leaves room between, what ended before too."""
         numbers = self._able(numbers, self._runner)
         self._time(numbers)
         self._come_to(_REFERENCE, len(RUNGS) - 2)
-        self._come_to_the_end(_REFERENCE)
+        self._come_to_the_end(_REFERENCE, 1)
         for number in sorted(self._halved(numbers), key=lambda one: self._cut(one).step or 1.0):
             if len(self._standings()["kept"]) < _ENOUGH:
                 self._able([number], self._come_to_the_end)
@@ -288,24 +288,33 @@ class _Judge:
             found = self._runner(number).until(RUNGS[at])
             self._keep(number, rungs=(*self._cut(number).rungs, found.value))
 
-    def _come_to_the_end(self, number: int) -> None:
-        """Be judged from all seeds."""
-        for place in range(len(self._cut(number).qualities), len(self._options.seeds)):
+    def _come_to_the_end(self, number: int, most: int | None = None) -> None:
+        """Be judged from all seeds, or the first few; the job as it stands beside each."""
+        for place in range(len(self._cut(number).qualities), most or len(self._options.seeds)):
+            if number != _REFERENCE:
+                self._come_to_the_end(_REFERENCE, place + 1)
             began_s, seed = time.monotonic(), self._options.seeds[place]
             self._note(f"{self._name(number)} recovers, from seed {seed}")
             runner = self._begun(number, seed) if place else self._runner(number)
-            rungs = self._cut(number).rungs if place == 0 else ()
-            early = rungs[_EARLY] if len(rungs) > _EARLY else runner.until(RUNGS[_EARLY]).value
+            is_first = number == _REFERENCE and place == 0
+            early = self._early(runner) if is_first else None
             found = runner.until(1.0)
-            looks = number == _REFERENCE and place == 0 and self._options.recovery.looks
-            noise = runner.recovery.look(found.value == early) if looks else None
-            quality = Quality(**found._asdict(), early=early, noise=noise, seconds=time.monotonic() - began_s)
+            noise = runner.recovery.look(found.value == early) if is_first and self._options.recovery.looks else None
+            words, seconds = runner.recovery.words, time.monotonic() - began_s
+            quality = Quality(**found._asdict(), early=early, noise=noise, recovered=words, seconds=seconds)
+            if number == place == 0:
+                self._say(*keep_weights(runner.recovery.training, self._options.recovery))
             self._keep(number, settings=runner.settings, qualities=(*self._cut(number).qualities, quality))
             self._running.pop(number, None)
             is_judged = self._options.allowed is not None and number != _REFERENCE
             if is_judged and (lost := self._lost_in_the_end(number)) > _TOO_MUCH:
                 self._end(number, f"{lost:.2g} of the allowed drop lost in the end")
                 return
+
+    def _early(self, runner: _Runner) -> float:
+        """What the job as it stands comes to after a quarter, by which trials are given up early."""
+        rungs = self._found.reference.rungs
+        return rungs[_EARLY] if len(rungs) > _EARLY else runner.until(RUNGS[_EARLY]).value
 
     def _end(self, number: int, why: str) -> None:
         self._running.pop(number, None)

@@ -19,7 +19,7 @@ class JudgeOptions(_Frozen):
     """What is judged, from which seeds, and after which training."""
 
     recovery: QualityOptions
-    """The training before each judgement."""
+    """The training before each judgement. Its ``keep`` is for the first candidate's weights, from the first seed."""
     seeds: tuple[int, ...] = Field(min_length=1)
     """From each of which the reference is judged, and what comes to the end."""
     candidates: tuple[Settings, ...]

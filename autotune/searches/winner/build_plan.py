@@ -150,17 +150,18 @@ def _quality(session: Session, final: Final) -> QualityEvidence | None:
 
 
 def _weights(session: Session, final: Final) -> KeptWeights | None:
-    """What the winner's first fresh process recovered: that one whatever the others came to, since the best of several
+    """What the winner's first judgement recovered: that one whatever the others came to, since the best of several
     would look better than it is. None where it was not asked for, or there is none, which is said."""
     if not session.options.keep_weights or final.winner is None:
         return None
-    quality = final.rounds[0].winner.quality if final.rounds else None
+    of_round = final.rounds[0].winner.quality if final.rounds else None
+    quality = final.proven[0][0] if final.proven else of_round
     if quality is None or not final.winner.settings.affect("function"):
         session.warn("--keep-weights: the plan's model computes what the job's does: there is nothing to recover.")
         return None
-    path = session.weights_file(run_name(final.winner, 1))
+    path, seed = session.weights_file(run_name(final.winner, 1)), session.options.seed + (not final.proven)
     try:
-        return KeptWeights(hash=hash_of(path), quality=quality.value, seed=session.options.seed + 1, path=str(path))
+        return KeptWeights(hash=hash_of(path), quality=quality.value, seed=seed, path=str(path))
     except OSError as error:
         session.warn(f"--keep-weights: {path}: {error.strerror}: the plan goes on from the task's own weights.")
         return None

@@ -14,6 +14,7 @@ from ..runs import run_once
 from ..session import Pairs, Session
 from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS, NUM_REPEATS
+from .final import run_name
 
 _PART = 0.5
 """Largest share of the time that is left that it takes."""
@@ -22,7 +23,8 @@ _PART = 0.5
 def prove(session: Session, row: Tried, is_unknown: Callable[[Pairs], bool]) -> Pairs:
     """Qualities of a finalist and of the reference.
 
-    What was judged before any trial counts, where the finalist is set to nothing else that rounds or changes results.
+    What was judged before any trial counts, where the finalist is set to nothing else that rounds or changes results,
+    unless weights are to be kept: those of then are gone.
 
     Args:
         session: the search.
@@ -30,12 +32,9 @@ def prove(session: Session, row: Tried, is_unknown: Callable[[Pairs], bool]) -> 
         is_unknown: whether more seeds would tell.
 
     Returns:
-        From 3 seeds, or 6; fewer or none where that cannot be had, or weights are to be kept: each round in a fresh
-        interpreter then judges both.
+        From 3 seeds, or 6; fewer or none where that cannot be had: each round in a fresh interpreter then judges both.
     """
-    if session.options.keep_weights:
-        return ()
-    known = session.judged(row.settings)
+    known = () if session.options.keep_weights else session.judged(row.settings)
     plain = (type(one)() for one in row.settings.techniques() if "function" in one.affects)
     pairs: Pairs = known if exactness(row.settings.having(*plain), session.facts) == "exact" else ()
     for number in (NUM_REPEATS, MOST_ROUNDS):
@@ -50,13 +49,14 @@ def _judged(session: Session, row: Tried, begun: int, ended: int) -> Pairs:
     reference = [one for one, _ in session.judged(session.reference_settings)][begun:ended]
     settings = row.applied.having(session.reference_settings.parallel)
     which = hashlib.sha256(settings.canonical().encode()).hexdigest()[:12]
+    keep = str(session.weights_file(run_name(row, 1))) if session.options.keep_weights and not begun else None
 
     def make() -> JudgeRequest | None:
         if session.time_budget.finalist_share_s(0, 1) is None:
             return None
         left_s = session.time_budget.left_s()
         options = JudgeOptions(
-            recovery=session.quality_options(is_reference=True),
+            recovery=session.quality_options(is_reference=True).model_copy(update={"keep": keep}),
             seeds=tuple(session.options.seed + number for number in numbers),
             candidates=(settings,),
             reference=tuple(reference) if len(reference) == len(numbers) else (),
@@ -65,10 +65,12 @@ def _judged(session: Session, row: Tried, begun: int, ended: int) -> Pairs:
         name = f"proof-{row.number:03d}-of-{ended}"
         return session.requests.judge_request(name, session.reference_settings, options, session.time_budget)
 
-    outcome = run_once(session, f"proven:{which}:{begun}:{ended}", make)
+    outcome = run_once(session, f"proven:{which}:{begun}:{ended}{':kept' if keep else ''}", make)
     if not isinstance(outcome, CutsJudged):
         return ()
     found = outcome.found
+    for note in found.notes:
+        session.warn(note)
     if (why := found.cuts[0].ended) is not None:
         session.warn(f"trial {row.number} cannot be judged beside the job as it stands: {why}")
     return [*zip(found.cuts[0].qualities, found.reference.qualities, strict=False)]
