@@ -12,12 +12,23 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from autotune.errors import TaskError
-from autotune.measure.cuts.choose import Layer, Standing, between, going_on, ratios_for, rise_at, seconds_of
+from autotune.measure.checks.scores import judged_by
+from autotune.measure.cuts.choose import (
+    Layer,
+    Standing,
+    between,
+    going_on,
+    halfway,
+    provable,
+    ratios_for,
+    rise_at,
+    seconds_of,
+)
 from autotune.measure.cuts.judge import judge
 from autotune.measure.cuts.kept import Kept
 from autotune.measure.cuts.table import lines_of
 from autotune.measure.cuts.types import JudgeOptions
-from autotune.measure.measurement import QualityOptions
+from autotune.measure.measurement import Quality, QualityOptions
 from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Plan
 from autotune.task import Task
@@ -80,7 +91,7 @@ def options(*candidates: Settings, **changes: object) -> JudgeOptions:
 
 def test_what_is_worth_most_goes_on_with_the_safest():
     """Six after an eighth. The 10x has lost 3 allowed drops: ln 10 / 3 = 0.77; 3.8x 0.5 of one: 1.33; 1.9x 0.2: 0.64;
-    1.25x nothing: 0.22; 2x is slower than 3.8x, and loses 1.5: beaten; 30x 20: too far to be kept. Three go on."""
+    1.25x nothing: 0.22; 30x 20: ln 30 / 20 = 0.17; 2x is slower than 3.8x, and loses 1.5: beaten. Three go on."""
     rows = [(0, 10, 3.0), (1, 3.8, 0.5), (2, 1.9, 0.2), (3, 1.25, 0.0), (4, 2.0, 1.5), (5, 30, 20.0)]
     standings = [Standing(number, 1 / speed, lost) for number, speed, lost in rows]
     assert standings[0].worth == pytest.approx(math.log(10) / 3)
@@ -106,9 +117,11 @@ def test_what_lies_between_what_is_kept_and_what_is_not_is_worth_a_trial_after_a
 
 
 def test_at_each_rung_less_may_be_lost():
-    """Ten allowed drops after an eighth of the recovery, and after a quarter."""
-    standings = [Standing(0, 0.5, 10.0)]
-    assert [going_on(standings, rung, most=3) for rung in range(3)] == [[0], [], []]
+    """After an eighth of the recovery, a handful of steps, anything; after a quarter 10 allowed drops, not 20; after a
+    half 3."""
+    standings = [Standing(number, 0.5, lost) for number, lost in enumerate((3.0, 5.5, 10.0, 20.0))]
+    for rung, able in enumerate(([0, 1, 2, 3], [0, 1, 2], [0])):
+        assert [one.number for one in standings if going_on([one], rung, most=3)] == able
 
 
 def test_all_that_was_asked_for_is_judged_from_every_seed_beside_the_reference():
@@ -325,3 +338,27 @@ def test_the_layer_whose_channels_are_dead_is_cut_and_the_other_is_not(tmp_path)
     assert "second  40" in text
     assert "prune 0% to" in text
     assert Kept(asked).found == found
+
+
+def test_between_two_cuts_ratios_are_halfway_in_sixteenths():
+    """Of groups that both name. Between neighbours there is none."""
+    assert halfway({"a": 0.375, "b": 0.25, "c": 0.5}, {"a": 0.5, "b": 0.25}) == {"a": 0.4375, "b": 0.25}
+    assert halfway({"a": 0.0}, {"a": 0.9}) == {"a": 0.4375}
+    assert halfway({"a": 0.5}, {"a": 0.5625}) is None
+
+
+def pair_of(*scores: float) -> tuple[Quality, Quality]:
+    """Of a cut with these scores, beside one that has all examples right."""
+    return Quality(**judged_by(scores)._asdict()), Quality(**judged_by([1.0] * len(scores))._asdict())
+
+
+def test_what_can_be_proven_leaves_room_for_what_chance_makes_of_examples():
+    """One of four is wrong: the differences 0, 0, 0 and 1 have a standard error of 0.25, and 1.645 of these are 0.41 of
+    an allowed drop of 1. The same example from another seed tells nothing more; another example has a say in half of
+    it. A number alone tells nothing of examples, and three tenths are left to seeds."""
+    once = pair_of(1, 1, 1, 0)
+    assert provable([once], 1.0) == pytest.approx(1 - 1.645 * 0.25)
+    assert provable([once, once], 1.0) == pytest.approx(1 - 1.645 * 0.25)
+    assert provable([once, pair_of(1, 1, 0, 1)], 1.0) == pytest.approx(1 - 1.645 * math.sqrt(1 / 48))
+    assert provable([once], 0.1) == 0.0
+    assert provable([(Quality(value=0.5), Quality(value=1.0))], 1.0) == 0.7

@@ -6,14 +6,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
+
+import torch
+
+from ..checks.scores import unpack
+from ..measurement import Quality
 
 GRID = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.825, 0.9)
 """Ratios by which a group may be cut."""
-_FAR = (16.0, 8.0, 4.0)
-"""Allowed drops that a candidate may have lost after an eighth, a quarter and a half of the recovery: a CNN with half
-of its widths was 6 points behind after a tenth, and none in the end."""
+_FAR = (math.inf, 16.0, 4.0)
+"""Allowed drops that a candidate may have lost after an eighth, a quarter and a half of the recovery: after an eighth,
+which may be a handful of steps, a CNN with half of its widths was 54 points behind, and none in the end."""
 _AS_FAST = 1.02
 """Step times up to this ratio are one."""
+_PARTS = 16
+"""Of a width, in which ratios are told apart in the end."""
+_NORMAL, _LEAST_ROOM = 1.645, 0.3
+"""Standard errors over examples that a proof leaves between what was lost and what is allowed, and the least share of
+that for what seeds make of it."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,33 @@ def between(kept: Sequence[Standing], failed: Sequence[Standing], left: Sequence
     slowest = max((one.step for one in failed if one.step < fastest), default=0.0)
     found = [one for one in left if slowest * _AS_FAST < one.step and one.step * _AS_FAST < fastest]
     return max(found, key=lambda one: one.worth).number if found else None
+
+
+def halfway(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float] | None:
+    """Ratios between those of two cuts, of the groups that both name; None where none lie between."""
+    both = [name for name in one if name in other]
+    found = {name: round(_PARTS * (one[name] + other[name]) / 2) / _PARTS for name in both}
+    return None if any(found == {name: each[name] for name in both} for each in (one, other)) else found
+
+
+def provable(pairs: Sequence[tuple[Quality, Quality]], allowed: float) -> float:
+    """The share of the allowed drop that may be lost in the end by what can still be proven to be within it.
+
+    Args:
+        pairs: qualities of a cut and of the job as it stands, seed by seed.
+        allowed: the drop, in units of the quality.
+    """
+    return max(0.0, 1 - max(_LEAST_ROOM, _NORMAL * _error(pairs) / allowed))
+
+
+def _error(pairs: Sequence[tuple[Quality, Quality]]) -> float:
+    """Standard error over examples of the mean difference; of numbers with errors, as if each had its own examples."""
+    packed = [(one.scores, other.scores) for one, other in pairs if one.scores and other.scores]
+    if len(packed) < len(pairs):
+        return fmean(math.hypot(one.error, other.error) for one, other in pairs)
+    scores = torch.tensor([[[*unpack(one)] for one in pair] for pair in packed])
+    differences = (scores[:, 0] - scores[:, 1]).mean(0)
+    return float(differences.std()) / math.sqrt(len(differences))
 
 
 @dataclass(frozen=True)

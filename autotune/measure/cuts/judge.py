@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean, median
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
@@ -23,11 +22,11 @@ from ...techniques.pruning import Pruning
 from ...training.apply_plan import apply, build_model
 from ..checks.distill import build_teacher, distilled
 from ..checks.quality import Recovery, keep_weights
-from ..checks.scores import Judged
 from ..measurement import Quality
 from ..timing.disturbance import one_thread
-from .choose import Standing, between, going_on, ratios_for
+from .choose import Standing, between, going_on, halfway, provable, ratios_for
 from .kept import Kept
+from .runner import Runner
 from .scan import NEVER, RATIOS, Scan
 from .types import RUNGS, Cuts, GroupRow, JudgedCut, JudgeOptions
 
@@ -37,12 +36,13 @@ _NUM_TIMED = 6
 """Steps of each by which step times are compared: the first warms up."""
 _TOO_MUCH = 1.5
 """Allowed drops lost in the end, by which a cut is judged from no more seeds."""
-_SAFE = 0.7
-"""Allowed drops that may be lost in the end by what can be proven: what loses all but a little of one cannot."""
 _ENOUGH = 2
 """Cuts that are kept, after which no slower one is judged."""
-_MOST_REVIVED = 3
-"""Cuts that ended before and are judged after all, where what came to the end leaves room between."""
+_MOST_MORE, _APART = 4, 1.15
+"""Cuts that are judged after all, or made, where what came to the end leaves room between; and the least ratio of step
+times that does."""
+_Place = Literal["kept", "failed", "left"]
+"""Of a candidate: it came to the end and can be proven, or cannot, or ended before."""
 _EARLY = RUNGS.index(1 / 4)
 
 
@@ -73,38 +73,6 @@ def _read_once(task: Task) -> Task:
     return task
 
 
-@dataclass
-class _Runner:
-    """A training that recovers, with random numbers of its own, so that others may go on in between."""
-
-    recovery: Recovery
-    settings: Settings
-    random: Randomness
-    seconds: list[float] = field(default_factory=list)
-    """Of steps: on a CPU those of the processor, on one thread, which other work does not change."""
-
-    def step(self) -> None:
-        """One step, timed."""
-        device = self.recovery.training.device
-        with self.random:
-            began_s = _now(device)
-            self.recovery.step()
-            self.seconds.append(_now(device) - began_s)
-
-    def until(self, share: float) -> Judged:
-        """Train on until this share of the samples; what ``evaluate`` says then."""
-        with self.random:
-            self.recovery.until(share)
-            return self.recovery.evaluate()
-
-
-def _now(device: torch.device) -> float:
-    if device.type != "cuda":
-        return time.process_time()
-    torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def _begun(settings: Settings, pruning: Pruning | PlanError) -> JudgedCut:
     """A candidate with the record of its cut, or why there is none."""
     if isinstance(pruning, PlanError):
@@ -125,7 +93,7 @@ class _Judge:
             reference=JudgedCut(settings=plan.settings, qualities=options.reference),
             cuts=tuple(JudgedCut(settings=one) for one in options.candidates),
         )
-        self._running: dict[int, _Runner] = {}
+        self._running: dict[int, Runner] = {}
         """From the first seed, those that are not at an end."""
         self._teacher: nn.Module | None = build_teacher(task) if options.recovery.distill else None
 
@@ -187,10 +155,39 @@ class _Judge:
                 self._able([number], self._come_to_the_end)
             else:
                 self._end(number, "slower than others that are kept")
-        for _ in range(_MOST_REVIVED):
-            if (found := between(**self._standings())) is not None:
-                self._keep(found, ended=None)
-                self._able([found], self._come_to_the_end)
+        for _ in range(_MOST_MORE):
+            standings = self._standings()
+            if (found := between(**standings)) is None and (found := self._halfway(standings)) is None:
+                return
+            self._keep(found, ended=None)
+            self._able([found], self._come_to_the_end)
+
+    def _halfway(self, standings: Mapping[_Place, Sequence[Standing]]) -> int | None:
+        """Begin a cut between the fastest that is kept, or the job as it stands, and the next faster one that is not;
+        its number, None where there is none."""
+        kept = min(standings["kept"], key=lambda one: one.step, default=Standing(_REFERENCE, 1.0, 0.0))
+        faster = [one for one in standings["failed"] if one.step * _APART < kept.step and self._ratios(one.number)]
+        if not faster:
+            return None
+        failed = self._ratios(max(faster, key=lambda one: one.step).number)
+        own = dict.fromkeys(failed, 0.0) if kept.number == _REFERENCE else self._ratios(kept.number)
+        if (ratios := halfway(failed, own)) is None:
+            return None
+        pruning = Pruning(kind="structured", ratios=tuple(ratios.items()))
+        if any(cut.settings.pruning.ratios == pruning.ratios for cut in self._found.cuts):
+            return None
+        number, cut = len(self._found.cuts), JudgedCut(settings=self._plan.settings.having(pruning))
+        self._found = self._found.model_copy(update={"cuts": (*self._found.cuts, cut)})
+        self._time(self._able([number], self._runner))
+        return number if self._cut(number).ended is None else None
+
+    def _ratios(self, number: int) -> dict[str, float]:
+        """Of a cut's groups; none where it is no cut of channels alone."""
+        settings = self._cut(number).settings
+        if settings.having(self._plan.settings.pruning) != self._plan.settings:
+            return {}
+        own = settings.pruning
+        return dict(own.ratios) if own.ratios is not None else {row.first: own.ratio for row in self._found.groups}
 
     def _halved(self, numbers: list[int]) -> list[int]:
         """Those that come to the end."""
@@ -213,23 +210,27 @@ class _Judge:
                 self._end(number, str(raised.error) or type(raised.error).__name__)
         return [n for n in numbers if n != _REFERENCE and self._cut(n).ended is None]
 
-    def _standings(self) -> dict[Literal["kept", "failed", "left"], list[Standing]]:
+    def _standings(self) -> dict[_Place, list[Standing]]:
         """Of what came to the end, and of what ended before."""
-        rows: dict[Literal["kept", "failed", "left"], list[Standing]] = {"kept": [], "failed": [], "left": []}
+        rows: dict[_Place, list[Standing]] = {"kept": [], "failed": [], "left": []}
         for number, cut in enumerate(self._found.cuts):
             if cut.qualities and cut.step is not None:
-                lost = self._lost_in_the_end(number)
-                rows["kept" if lost <= _SAFE else "failed"].append(Standing(number, cut.step, lost))
+                lost, pairs = self._lost_in_the_end(number), self._pairs(number)
+                allowed = self._allowed(fmean(other.value for _, other in pairs))
+                rows["kept" if lost <= provable(pairs, allowed) else "failed"].append(Standing(number, cut.step, lost))
             elif cut.rungs and cut.step is not None:
                 rows["left"].append(Standing(number, cut.step, self._lost(number, len(cut.rungs) - 1)))
         return rows
 
     def _lost_in_the_end(self, number: int) -> float:
         """Drop in quality over the allowed one, from all seeds so far."""
-        pairs = [*zip(self._cut(number).qualities, self._found.reference.qualities, strict=False)]
+        pairs = self._pairs(number)
         return fmean(other.value - one.value for one, other in pairs) / self._allowed(
             fmean(other.value for _, other in pairs)
         )
+
+    def _pairs(self, number: int) -> list[tuple[Quality, Quality]]:
+        return [*zip(self._cut(number).qualities, self._found.reference.qualities, strict=False)]
 
     def _allowed(self, reference: float) -> float:
         allowed = (self._options.allowed or 0.0) * (abs(reference) if self._options.is_share else 1.0)
@@ -241,14 +242,14 @@ class _Judge:
         reference, end = self._found.reference.rungs[rung], self._found.reference.qualities[0].value
         return (reference - self._cut(number).rungs[rung] - max(end - reference, 0.0)) / self._allowed(end)
 
-    def _runner(self, number: int) -> _Runner:
+    def _runner(self, number: int) -> Runner:
         """From the first seed; anew where another process had begun it."""
         if number not in self._running:
             self._running[number] = self._begun(number, self._options.seeds[0])
             self._keep(number, settings=self._running[number].settings)
         return self._running[number]
 
-    def _begun(self, number: int, seed: int) -> _Runner:
+    def _begun(self, number: int, seed: int) -> Runner:
         if self._options.most_s is not None and time.monotonic() - self._began_s > self._options.most_s:
             raise _OutOfTime
         settings = self._recorded(self._cut(number).settings)
@@ -258,7 +259,7 @@ class _Judge:
             if self._teacher is not None and number != _REFERENCE:
                 training = distilled(training, self._task, self._teacher)
             recovery = Recovery(training, self._task, self._options.recovery)
-        return _Runner(recovery, applied, random)
+        return Runner(recovery, applied, random)
 
     def _recorded(self, settings: Settings) -> Settings:
         """With the record of a cut that another candidate has made."""
@@ -311,7 +312,7 @@ class _Judge:
                 self._end(number, f"{lost:.2g} of the allowed drop lost in the end")
                 return
 
-    def _early(self, runner: _Runner) -> float:
+    def _early(self, runner: Runner) -> float:
         """What the job as it stands comes to after a quarter, by which trials are given up early."""
         rungs = self._found.reference.rungs
         return rungs[_EARLY] if len(rungs) > _EARLY else runner.until(RUNGS[_EARLY]).value

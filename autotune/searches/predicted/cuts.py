@@ -25,7 +25,7 @@ from ..requests import failure
 from ..runs import run_once
 from ..session import Session
 from ..verdict import why_not
-from ..winner.proof import look
+from ..winner.proof import chance, look
 
 Choices = Mapping[str, tuple[Technique, ...]]
 
@@ -38,6 +38,8 @@ _TARGETS = (0.75, 0.6, 0.45, 0.36, 0.29, 0.23, 0.18, 0.14, 0.1)
 _NUM_SEEDS = 3
 _MOST = 3
 """Cuts that are worth trials."""
+_LIKELY = 0.2
+"""Chance of being proven from which on a cut is worth trials, where others have it."""
 _PART = 0.25
 """Largest share of ``--max-time`` that judging takes, once its process has read the task."""
 _MOST_S = 3600.0
@@ -94,14 +96,16 @@ def pairs_of(cut: JudgedCut, found: Cuts) -> list[tuple[Quality, Quality]]:
 
 
 def worth_trials(found: Cuts, drop: Drop) -> list[JudgedCut]:
-    """The fastest of those that may still be proven, and those that are slower and better; fastest first."""
+    """The fastest of those that are likely to be proven, or may still be where none is, and those that are slower and
+    better; fastest first."""
     able = [
         cut
         for cut in found.cuts
         if len(pairs_of(cut, found)) == _NUM_SEEDS and look(pairs_of(cut, found), drop) in ("kept", "unknown")
     ]
+    likely = [cut for cut in able if chance(pairs_of(cut, found), drop) >= _LIKELY]
     front: list[JudgedCut] = []
-    for cut in sorted(able, key=lambda one: one.step or 1.0):
+    for cut in sorted(likely or able, key=lambda one: one.step or 1.0):
         if not front or _change(cut, found) > _change(front[-1], found):
             front.append(cut)
     return front[:_MOST]
