@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from autotune.errors import TaskError
 from autotune.measure.checks.scores import judged_by
@@ -17,25 +17,30 @@ from autotune.measure.cuts.choose import (
     Layer,
     Standing,
     between,
+    cost_of,
     going_on,
     halfway,
     provable,
     ratios_for,
     rise_at,
-    seconds_of,
 )
 from autotune.measure.cuts.judge import judge
 from autotune.measure.cuts.kept import Kept
+from autotune.measure.cuts.scan import layers_of
 from autotune.measure.cuts.table import lines_of
 from autotune.measure.cuts.types import JudgeOptions
 from autotune.measure.measurement import Quality, QualityOptions
+from autotune.measure.profiling.profile import profile
+from autotune.measure.profiling.types import ProfileOptions
 from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Plan
+from autotune.pruning import groups
 from autotune.task import Task
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.low_rank import LowRank
 from autotune.techniques.pruning import Pruning
+from autotune.training.apply_pieces import on_two_samples
 from autotune.training.apply_plan import apply
 
 REFERENCE = Settings(batch=Batch(micro=16))
@@ -289,7 +294,7 @@ def test_time_is_bought_where_it_costs_least():
     rises = {"a": [(0.25, 0.1), (0.5, 0.2), (0.75, 0.3)], "b": [(0.25, 1.0), (0.5, 2.0), (0.75, 3.0)]}
     found = ratios_for((0.7, 0.4), layers, rises)
     assert found == [{"a": 0.375, "b": 0.0}, {"a": 0.75, "b": 0.0}]
-    assert [seconds_of(layers, one) for one in found] == [7.0, 4.0]
+    assert [cost_of(layers, one) for one in found] == [7.0, 4.0]
 
 
 def test_what_cannot_be_had_is_left_out():
@@ -362,3 +367,27 @@ def test_what_can_be_proven_leaves_room_for_what_chance_makes_of_examples():
     assert provable([once, pair_of(1, 1, 0, 1)], 1.0) == pytest.approx(1 - 1.645 * math.sqrt(1 / 48))
     assert provable([once], 0.1) == 0.0
     assert provable([(Quality(value=0.5), Quality(value=1.0))], 1.0) == 0.7
+
+
+def test_what_a_layer_holds_goes_by_its_parameters_and_by_what_is_saved_of_it():
+    """Of 16 samples and 40 channels a ReLU saves 2,560 bytes. Linear layers of 360, 1,640 and 164 parameters take 16
+    bytes for each; what they make is not saved. The first group has both sides of the second layer, with the other."""
+    build = task()
+    run = on_two_samples(build.build_dataset(), default_collate, build.compute_loss)
+    training = apply(Plan(settings=REFERENCE), build)
+    found = profile(training, build, ProfileOptions(num_timed_steps=0))
+    *layers, rest = layers_of(found, groups(build.build_model(), run), by_bytes=True)
+    named = [(one.cost, one.groups) for one in layers if one.cost]
+    assert named == [(5760, ("0",)), (2560, ("0",)), (26240, ("0", "2")), (2560, ("2",)), (2624, ("2",))]
+    assert rest.cost == max(found.peak.num_bytes - sum(one.cost for one in layers), 0)
+
+
+@pytest.mark.medium
+def test_where_memory_counts_cuts_are_chosen_by_the_peak_of_a_step():
+    """Each has its own over the reference's; the deeper it cuts, the less."""
+    asked = options(pruned(0.25), pruned(0.75), allowed=0.9, by_bytes=True)
+    found = judge(task(), Plan(settings=REFERENCE), asked)
+    less, more = found.cuts
+    assert more.peak < less.peak < 1
+    assert [less.cost, more.cost] == [less.peak, more.peak]
+    assert "peak" in "\n".join(lines_of(found))

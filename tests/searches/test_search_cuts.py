@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from search_tables import MIB, facts, options, row, run_search
 from test_search_guard import REFERENCE, scored
 
-from autotune.errors import TaskError
+from autotune.errors import NothingFits, TaskError
+from autotune.estimates import Prediction
 from autotune.measure.cuts.types import Cuts, JudgedCut
 from autotune.measure.measurement import Quality
 from autotune.searches.driver import search
@@ -54,13 +56,14 @@ def judged(*cuts: JudgedCut, **changes: object) -> CutsJudged:
 class Table(TableExecutor):
     """The reference and two cuts, of 1 and of 2 and 4 times its speed; what judging comes to, attempt by attempt."""
 
-    def __init__(self, *outcomes: Outcome, also: Sequence[Settings] = ()) -> None:
+    def __init__(self, *outcomes: Outcome, also: Sequence[Settings] = (), peak_bytes: int | None = None) -> None:
         self._outcomes = iter(outcomes)
         rows = [
             row(one, samples_per_s=(100 * speed,), peak_bytes=(100 * MIB,), quality=(Quality(value=89.9),))
             for one, speed in ((REFERENCE, 1), (HALF, 2), (BOTH, 4), *((one, 8) for one in also))
         ]
-        super().__init__(JUDGED, rows, judge=lambda request: next(self._outcomes))
+        known = None if peak_bytes is None else Prediction(peak_bytes=peak_bytes)
+        super().__init__(JUDGED, rows, predict=lambda settings: known, judge=lambda request: next(self._outcomes))
 
     @property
     def judging(self) -> list[JudgeRequest]:
@@ -235,6 +238,18 @@ def test_a_search_ends_where_evaluate_does_not_see_the_model(asked, local_execut
     with pytest.raises(TaskError, match="does not see the model that it is given"):
         search(asked.model_copy(update=changes), local_executor, events.append, threading.Event())
     assert [event.number for event in events if isinstance(event, TrialStarted)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("budget", "is_over"), [(0.7, True), (1.0, False), (150 * MIB, True), (205 * MIB, True), (300 * MIB, False)]
+)
+def test_where_the_job_as_it_stands_is_over_the_budget_cuts_are_chosen_by_memory(asked, budget, is_over):
+    """It is predicted to take 200 MiB, to which the margin adds 6."""
+    table = Table(judged(), peak_bytes=200 * MIB)
+    with suppress(NothingFits):
+        run_search(asked.model_copy(update={"budget": budget}), executor=table)
+    (request,) = table.judging
+    assert request.options.by_bytes == is_over
 
 
 def test_judging_has_a_quarter_of_the_time(asked):

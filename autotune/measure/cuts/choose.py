@@ -19,7 +19,7 @@ _FAR = (math.inf, 16.0, 4.0)
 """Allowed drops that a candidate may have lost after an eighth, a quarter and a half of the recovery: after an eighth,
 which may be a handful of steps, a CNN with half of its widths was 54 points behind, and none in the end."""
 _AS_FAST = 1.02
-"""Step times up to this ratio are one."""
+"""Step times, or peaks, up to this ratio are one."""
 _PARTS = 16
 """Of a width, in which ratios are told apart in the end."""
 _NORMAL, _LEAST_ROOM = 1.645, 0.3
@@ -33,7 +33,7 @@ class Standing:
 
     number: int
     step: float
-    """Time of a step over the reference's."""
+    """Time of a step over the reference's, or its peak where that is what has to become smaller."""
     lost: float
     """Drop in quality over the allowed one."""
 
@@ -115,16 +115,17 @@ def _error(pairs: Sequence[tuple[Quality, Quality]]) -> float:
 
 @dataclass(frozen=True)
 class Layer:
-    """A part of a step whose time goes by the widths of some groups."""
+    """A part of a step whose time, or memory, goes by the widths of some groups."""
 
-    seconds: float
+    cost: float
+    """Seconds, or bytes."""
     groups: tuple[str, ...] = ()
-    """It takes the share of the time that is left of each, multiplied."""
+    """It takes the share that is left of each, multiplied."""
 
 
-def seconds_of(layers: Sequence[Layer], ratios: Mapping[str, float]) -> float:
+def cost_of(layers: Sequence[Layer], ratios: Mapping[str, float]) -> float:
     """Of a step in which this share of each group's channels is cut."""
-    return sum(one.seconds * math.prod(1 - ratios[name] for name in one.groups) for one in layers)
+    return sum(one.cost * math.prod(1 - ratios[name] for name in one.groups) for one in layers)
 
 
 def rise_at(ratio: float, rises: Sequence[tuple[float, float]]) -> float:
@@ -140,12 +141,12 @@ def rise_at(ratio: float, rises: Sequence[tuple[float, float]]) -> float:
 def ratios_for(
     targets: Sequence[float], layers: Sequence[Layer], rises: Mapping[str, Sequence[tuple[float, float]]]
 ) -> list[dict[str, float]]:
-    """Ratios for each group, such that a step takes these shares of its time and the loss rises least.
+    """Ratios for each group, such that a step takes these shares of its time, or memory, and the loss rises least.
 
-    Time is bought step by step where a second costs the least rise.
+    It is bought step by step where a second, or a byte, costs the least rise.
 
     Args:
-        targets: shares of the time, descending.
+        targets: shares of it, descending.
         layers: of a step, as measured.
         rises: of each group, measured ratios with what the loss rises by, ascending in both.
 
@@ -154,12 +155,12 @@ def ratios_for(
     """
     place = dict.fromkeys(rises, 0)
     found: list[dict[str, float]] = []
-    whole = seconds_of(layers, dict.fromkeys(rises, 0.0))
+    whole = cost_of(layers, dict.fromkeys(rises, 0.0))
     for target in targets:
-        while (now := seconds_of(layers, _ratios(place))) > target * whole:
+        while (now := cost_of(layers, _ratios(place))) > target * whole:
             options = []
             for name in [name for name, at in place.items() if at + 1 < len(GRID)]:
-                saved = now - seconds_of(layers, _ratios({**place, name: place[name] + 1}))
+                saved = now - cost_of(layers, _ratios({**place, name: place[name] + 1}))
                 before, after = (rise_at(GRID[place[name] + more], rises[name]) for more in (0, 1))
                 if saved > 0:
                     options.append(((after - before) / saved, -saved, name))

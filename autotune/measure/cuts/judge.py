@@ -20,9 +20,12 @@ from ...task import Task
 from ...techniques import Settings
 from ...techniques.pruning import Pruning
 from ...training.apply_plan import apply, build_model
+from ...training.training import Training
 from ..checks.distill import build_teacher, distilled
 from ..checks.quality import Recovery, keep_weights
 from ..measurement import Quality
+from ..profiling.profile import profile
+from ..profiling.types import ProfileOptions
 from ..timing.disturbance import one_thread
 from .choose import Standing, between, going_on, halfway, provable, ratios_for
 from .kept import Kept
@@ -95,6 +98,7 @@ class _Judge:
         )
         self._running: dict[int, Runner] = {}
         """From the first seed, those that are not at an end."""
+        self._peaks: dict[int, int] = {}
         self._teacher: nn.Module | None = build_teacher(task) if options.recovery.distill else None
 
     def run(self) -> Cuts:
@@ -118,7 +122,7 @@ class _Judge:
         place of pairs in which all groups are cut alike."""
         self._note("finding groups of channels")
         reference, candidates = self._plan.settings, self._options.candidates
-        scan = Scan(self._task, self._plan, self._options.seeds[0])
+        scan = Scan(self._task, self._plan, self._options.seeds[0], self._options.by_bytes)
         self._note(f"cutting each of {len(scan.groups)} groups alone")
         rows, layers = scan.rows(self._found.groups, self._keep_row)
         rises = {row.first: [*zip(RATIOS, row.rises, strict=True)] for row in rows if row.rises[0] < NEVER}
@@ -146,11 +150,10 @@ class _Judge:
 
     def _find_front(self, numbers: list[int]) -> None:
         """Judge the fastest that are kept; where what came to the end leaves room between, what ended before too."""
-        numbers = self._able(numbers, self._runner)
-        self._time(numbers)
+        numbers = self._time(self._able(numbers, self._runner))
         self._come_to(_REFERENCE, len(RUNGS) - 2)
         self._come_to_the_end(_REFERENCE, 1)
-        for number in sorted(self._halved(numbers), key=lambda one: self._cut(one).step or 1.0):
+        for number in sorted(self._halved(numbers), key=lambda one: self._cut(one).cost):
             if len(self._standings()["kept"]) < _ENOUGH:
                 self._able([number], self._come_to_the_end)
             else:
@@ -193,7 +196,7 @@ class _Judge:
         """Those that come to the end."""
         for rung, share in [*enumerate(RUNGS[:-1])][self._found.num_halved :]:
             numbers = self._able(numbers, partial(self._come_to, rung=rung))
-            rows = [Standing(n, self._cut(n).step or 1.0, self._lost(n, rung)) for n in numbers]
+            rows = [Standing(n, self._cut(n).cost, self._lost(n, rung)) for n in numbers]
             numbers = going_on(rows, rung, self._options.most)
             self._found = self._found.model_copy(update={"num_halved": rung + 1})
             for row in rows:
@@ -217,9 +220,9 @@ class _Judge:
             if cut.qualities and cut.step is not None:
                 lost, pairs = self._lost_in_the_end(number), self._pairs(number)
                 allowed = self._allowed(fmean(other.value for _, other in pairs))
-                rows["kept" if lost <= provable(pairs, allowed) else "failed"].append(Standing(number, cut.step, lost))
+                rows["kept" if lost <= provable(pairs, allowed) else "failed"].append(Standing(number, cut.cost, lost))
             elif cut.rungs and cut.step is not None:
-                rows["left"].append(Standing(number, cut.step, self._lost(number, len(cut.rungs) - 1)))
+                rows["left"].append(Standing(number, cut.cost, self._lost(number, len(cut.rungs) - 1)))
         return rows
 
     def _lost_in_the_end(self, number: int) -> float:
@@ -252,14 +255,17 @@ class _Judge:
     def _begun(self, number: int, seed: int) -> Runner:
         if self._options.most_s is not None and time.monotonic() - self._began_s > self._options.most_s:
             raise _OutOfTime
-        settings = self._recorded(self._cut(number).settings)
         with (random := Randomness(seed)):
-            training = apply(self._plan.model_copy(update={"settings": settings}), self._task, seed=seed, enforce=True)
+            training = self._applied(number, seed)
             applied = training.settings
             if self._teacher is not None and number != _REFERENCE:
                 training = distilled(training, self._task, self._teacher)
             recovery = Recovery(training, self._task, self._options.recovery)
         return Runner(recovery, applied, random)
+
+    def _applied(self, number: int, seed: int) -> Training:
+        settings = self._recorded(self._cut(number).settings)
+        return apply(self._plan.model_copy(update={"settings": settings}), self._task, seed=seed, enforce=True)
 
     def _recorded(self, settings: Settings) -> Settings:
         """With the record of a cut that another candidate has made."""
@@ -271,16 +277,28 @@ class _Judge:
                     settings = settings.having(getattr(found.settings, one.name))
         return settings
 
-    def _time(self, numbers: list[int]) -> None:
-        """Compare step times, one step of each in its turn."""
+    def _time(self, numbers: list[int]) -> list[int]:
+        """Compare step times, one step of each in its turn; those that could be."""
         left = [n for n in numbers if self._cut(n).step is None]
         self._note("timing steps")
         with one_thread():
             for _ in range(_NUM_TIMED if left else 0):
                 left = self._able([_REFERENCE, *left], lambda number: self._runner(number).step())
-        for number in left:
-            own, reference = (median(self._runner(one).seconds[1:]) for one in (number, _REFERENCE))
-            self._keep(number, step=max(own / reference, 1e-6))
+        self._able(left, self._weigh)
+        return [n for n in numbers if self._cut(n).ended is None]
+
+    def _weigh(self, number: int) -> None:
+        own, reference = (median(self._runner(one).seconds[1:]) for one in (number, _REFERENCE))
+        peak = self._peak_bytes(number) / self._peak_bytes(_REFERENCE) if self._options.by_bytes else None
+        self._keep(number, step=max(own / reference, 1e-6), peak=peak)
+
+    def _peak_bytes(self, number: int) -> int:
+        """Of tensors in a step."""
+        if number not in self._peaks:
+            with Randomness(self._options.seeds[0]):
+                training = self._applied(number, self._options.seeds[0])
+                self._peaks[number] = profile(training, self._task, ProfileOptions(num_timed_steps=0)).peak.num_bytes
+        return self._peaks[number]
 
     def _come_to(self, number: int, rung: int) -> None:
         """Be judged at a rung and those before, from the first seed."""

@@ -44,17 +44,18 @@ _KEPT = 16
 class Scan:
     """One model's groups."""
 
-    def __init__(self, task: Task, plan: Plan, seed: int) -> None:
+    def __init__(self, task: Task, plan: Plan, seed: int, by_bytes: bool) -> None:
         """
         Args:
             task: whose model is scanned.
             plan: the job as it stands.
             seed: of the model, and of everything random.
+            by_bytes: layers are told by what they hold at a step's peak, and not by its time.
 
         Raises:
             PlanError: the model cannot be cut at all.
         """
-        self._task, self._plan, self._seed = task, plan, seed
+        self._task, self._plan, self._seed, self._by_bytes = task, plan, seed, by_bytes
         self._run = on_two_samples(task.build_dataset(), task.collate or default_collate, task.compute_loss)
         seed_everything(seed)
         self._model = build_model(task)
@@ -98,22 +99,26 @@ class Scan:
                     rises=tuple(
                         itertools.accumulate((min(abs(loss - whole), NEVER) for loss in losses), max, initial=0.0)
                     )[1:],
-                    seconds=sum(one.seconds for one in layers if group.first in one.groups),
+                    seconds=sum(one.cost for one in layers if group.first in one.groups),
                     num_bytes=_bytes_of(profiled, group),
                 )
                 keep(found[group.first])
-        return [found[group.first] for group in self.groups], layers
+        rows = [found[group.first] for group in self.groups]
+        return rows, layers_of(profiled, self.groups, by_bytes=True) if self._by_bytes else layers
 
 
-def layers_of(found: Profile, every: Sequence[Group]) -> list[Layer]:
-    """A step's time by the modules that take it, and the groups by whose widths it goes.
+def layers_of(found: Profile, every: Sequence[Group], by_bytes: bool = False) -> list[Layer]:
+    """A step's time, or memory, by the modules that take it, and the groups by whose widths it goes.
 
     What has no parameters, such as an activation, goes by the groups that the layers before and after it share. An
-    optimizer's time is shared out by parameters.
+    optimizer's time is shared out by parameters. Memory is what is saved for backward, and parameters with what comes
+    with them.
     """
     rows = [row for row in found.modules if row.name != OUTSIDE]
-    own_s, parameters = _own(rows, _seconds), _own(rows, lambda row: row.num_parameters)
-    by_parameter_s = found.phases_s.get(Phase.OPTIMIZER, 0.0) / max(sum(parameters.values()), 1)
+    own = _own(rows, (lambda row: row.kept_bytes) if by_bytes else _seconds)
+    parameters = _own(rows, lambda row: row.num_parameters)
+    of_optimizer = found.phases_s.get(Phase.OPTIMIZER, 0.0) / max(sum(parameters.values()), 1)
+    by_parameter = _KEPT if by_bytes else of_optimizer
     named = {row.name: tuple(one.first for one in every if row.name in one.layers) for row in rows}
     leaves = [row.name for row in rows if not any(other.name.startswith(f"{row.name}.") for other in rows if row.name)]
     for at, name in enumerate(leaves):
@@ -121,9 +126,9 @@ def layers_of(found: Profile, every: Sequence[Group]) -> list[Layer]:
             before = next((named[one] for one in reversed(leaves[:at]) if named[one]), ())
             after = next((named[one] for one in leaves[at + 1 :] if parameters[one]), ())
             named[name] = tuple(one for one in before if one in after)
-    layers = [Layer(own_s[name] + by_parameter_s * parameters[name], one) for name, one in named.items()]
-    rest_s = (found.timed_step_s or 0.0) - sum(one.seconds for one in layers)
-    return [*layers, Layer(max(rest_s, 0.0))]
+    layers = [Layer(own[name] + by_parameter * parameters[name], one) for name, one in named.items()]
+    whole = found.peak.num_bytes if by_bytes else found.timed_step_s or 0.0
+    return [*layers, Layer(max(whole - sum(one.cost for one in layers), 0.0))]
 
 
 def _seconds(row: ModuleRow) -> float:

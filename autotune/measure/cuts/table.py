@@ -12,7 +12,7 @@ _MIB = 2**20
 def lines_of(found: Cuts) -> Iterator[str]:
     """Groups of channels with their ratio in the cut that came farthest, then every candidate with its rungs."""
     ended = [cut for cut in found.cuts if cut.qualities and cut.settings.pruning.ratios]
-    chosen = dict(min(ended, key=_step).settings.pruning.ratios or ()) if ended else {}
+    chosen = dict(min(ended, key=lambda cut: cut.cost).settings.pruning.ratios or ()) if ended else {}
     rows = [
         (
             row.first,
@@ -26,11 +26,7 @@ def lines_of(found: Cuts) -> Iterator[str]:
     ]
     yield from _aligned(("group", "width", "loss rises by", "ms", "MiB", "ratio"), rows)
     candidates = [_candidate(name, cut) for name, cut in [("reference", found.reference), *_named(found.cuts)]]
-    yield from _aligned(("cut", "step", *(f"{share:.3g}" for share in RUNGS[:-1]), "all seeds", ""), candidates)
-
-
-def _step(cut: JudgedCut) -> float:
-    return cut.step or 1.0
+    yield from _aligned(("cut", "step", "peak", *(f"{share:.3g}" for share in RUNGS[:-1]), "all seeds", ""), candidates)
 
 
 def _named(cuts: Sequence[JudgedCut]) -> Iterator[tuple[str, JudgedCut]]:
@@ -42,8 +38,8 @@ def _named(cuts: Sequence[JudgedCut]) -> Iterator[tuple[str, JudgedCut]]:
 def _candidate(name: str, cut: JudgedCut) -> tuple[str, ...]:
     rungs = [f"{value:.4g}" for value in cut.rungs]
     seeds = " ".join(f"{one.value:.4g}" for one in cut.qualities)
-    step = "" if cut.step is None else f"{cut.step:.3f}"
-    return (name, step, *rungs, *[""] * (len(RUNGS) - 1 - len(rungs)), seeds, cut.ended or "")
+    shares = ("" if one is None else f"{one:.3f}" for one in (cut.step, cut.peak))
+    return (name, *shares, *rungs, *[""] * (len(RUNGS) - 1 - len(rungs)), seeds, cut.ended or "")
 
 
 def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -31,9 +31,11 @@ class JudgeOptions(_Frozen):
     the worse by it end before the others. None takes all of them to the end."""
     is_share: bool = False
     """Whether ``allowed`` is a share of the reference's quality."""
+    by_bytes: bool = False
+    """Whether ratios and candidates are chosen by the peak of a step's tensors, and not by its time."""
     targets: tuple[PositiveFloat, ...] = ()
-    """Shares of a step's time, descending, for each of which a cut is found too whose ratios differ by group; empty
-    finds none."""
+    """Shares of a step's time, or of its peak, descending, for each of which a cut is found too whose ratios differ by
+    group; empty finds none."""
     most: PositiveInt = 3
     """Of the candidates, how many come to the end."""
     most_s: PositiveFloat | None = None
@@ -49,12 +51,19 @@ class JudgedCut(_Frozen):
     """As they were applied: with the record of what is kept."""
     step: PositiveFloat | None = None
     """Time of an optimizer step over the reference's, measured in turn; None where it was not measured."""
+    peak: PositiveFloat | None = None
+    """Bytes of tensors at the peak of a step over the reference's; None where candidates are not chosen by it."""
     rungs: tuple[float, ...] = ()
     """Qualities after parts of the recovery, from the first seed: as many of :data:`RUNGS` as it came to."""
     qualities: tuple[Quality, ...] = ()
     """From each seed, as far as it came to the end."""
     ended: str | None = None
     """Why it did not come to the end, in words; None where it did."""
+
+    @property
+    def cost(self) -> float:
+        """What it is chosen by: its peak or its step's time, over the reference's."""
+        return self.peak or self.step or 1.0
 
 
 class GroupRow(_Frozen):

@@ -26,6 +26,7 @@ from ..runs import run_once
 from ..session import Session
 from ..verdict import why_not
 from ..winner.proof import chance, look
+from .predictions import predicted
 
 Choices = Mapping[str, tuple[Technique, ...]]
 
@@ -34,7 +35,7 @@ _JUDGED = (Pruning, LowRank)
 _RATIOS = (0.25, 0.5, 0.75, 0.9)
 """Of all widths: a wide model may lose nine tenths."""
 _TARGETS = (0.75, 0.6, 0.45, 0.36, 0.29, 0.23, 0.18, 0.14, 0.1)
-"""Shares of a step's time for which cuts are found whose ratios differ by group."""
+"""Shares of a step's time, or of its peak, for which cuts are found whose ratios differ by group."""
 _NUM_SEEDS = 3
 _MOST = 3
 """Cuts that are worth trials."""
@@ -96,8 +97,8 @@ def pairs_of(cut: JudgedCut, found: Cuts) -> list[tuple[Quality, Quality]]:
 
 
 def worth_trials(found: Cuts, drop: Drop) -> list[JudgedCut]:
-    """The fastest of those that are likely to be proven, or may still be where none is, and those that are slower and
-    better; fastest first."""
+    """The fastest, or smallest, of those that are likely to be proven, or may still be where none is, and those that
+    are slower and better; fastest first."""
     able = [
         cut
         for cut in found.cuts
@@ -105,7 +106,7 @@ def worth_trials(found: Cuts, drop: Drop) -> list[JudgedCut]:
     ]
     likely = [cut for cut in able if chance(pairs_of(cut, found), drop) >= _LIKELY]
     front: list[JudgedCut] = []
-    for cut in sorted(likely or able, key=lambda one: one.step or 1.0):
+    for cut in sorted(likely or able, key=lambda one: one.cost):
         if not front or _change(cut, found) > _change(front[-1], found):
             front.append(cut)
     return front[:_MOST]
@@ -161,6 +162,15 @@ def _ask(session: Session, candidates: tuple[Settings, ...], drop: Drop) -> Outc
     return outcome
 
 
+def _is_over_budget(session: Session) -> bool:
+    """Whether the job as it stands is: what a cut saves of its memory counts then, and not of its time."""
+    budget = session.budget
+    if budget.of_reference is not None:
+        return budget.of_reference < 1
+    known = predicted(session, session.reference_settings) if budget.limit is not None else None
+    return known is not None and not budget.holds(known.peak_bytes)
+
+
 def _request(session: Session, candidates: tuple[Settings, ...], drop: Drop, keep: Path) -> JudgeRequest | None:
     time_budget, max_time_s = session.time_budget, session.options.max_time
     most_s = _MOST_S if max_time_s is None else _PART * max_time_s
@@ -174,6 +184,7 @@ def _request(session: Session, candidates: tuple[Settings, ...], drop: Drop, kee
         targets=_TARGETS if any(one.pruning.runs_model for one in candidates) else (),
         allowed=max(drop.value, 1e-12),
         is_share=drop.is_share,
+        by_bytes=_is_over_budget(session),
         most=_MOST,
         most_s=most_s,
         keep=str(keep),

@@ -44,6 +44,14 @@ def foresee(session: Session, *parts: ConfigurationSpace) -> Foreseen:
     return foreseen
 
 
+def predicted(session: Session, settings: Settings) -> Prediction | None:
+    """What is predicted of one configuration, of which a process is asked now; None where that cannot be told."""
+    foresight = _Foresight(session)
+    foresight.begin()
+    foresight.ask([foresight.key(settings)])
+    return foresight.predict(settings)
+
+
 def _foresee(session: Session, space: ConfigurationSpace, foresight: _Foresight, foreseen: Foreseen) -> None:
     record = session.study.record
     named, to_choose = (list(dict.fromkeys(map(foresight.key, row))) for row in space.weighed(record.seed))
