@@ -352,20 +352,24 @@ def test_between_two_cuts_ratios_are_halfway_in_sixteenths():
     assert halfway({"a": 0.5}, {"a": 0.5625}) is None
 
 
-def pair_of(*scores: float) -> tuple[Quality, Quality]:
-    """Of a cut with these scores, beside one that has all examples right."""
-    return Quality(**judged_by(scores)._asdict()), Quality(**judged_by([1.0] * len(scores))._asdict())
+def pair_of(*wrong: int) -> tuple[Quality, Quality]:
+    """Of a cut that has these of 400 examples wrong, beside one that has all of them right."""
+    scores = [float(number not in wrong) for number in range(400)]
+    return Quality(**judged_by(scores)._asdict()), Quality(**judged_by([1.0] * 400)._asdict())
 
 
 def test_what_can_be_proven_leaves_room_for_what_chance_makes_of_examples():
-    """One of four is wrong: the differences 0, 0, 0 and 1 have a standard error of 0.25, and 1.645 of these are 0.41 of
-    an allowed drop of 1. The same example from another seed tells nothing more; another example has a say in half of
-    it. A number alone tells nothing of examples, and three tenths are left to seeds."""
-    once = pair_of(1, 1, 1, 0)
-    assert provable([once], 1.0) == pytest.approx(1 - 1.645 * 0.25)
-    assert provable([once, once], 1.0) == pytest.approx(1 - 1.645 * 0.25)
-    assert provable([once, pair_of(1, 1, 0, 1)], 1.0) == pytest.approx(1 - 1.645 * math.sqrt(1 / 48))
-    assert provable([once], 0.1) == 0.0
+    """Where 40 of 400 are wrong the differences have a standard error of 0.015, and 1.645 of these are 0.82 of an
+    allowed drop of 0.03. The same examples from another seed tell nothing more; others have a say in half of it each.
+    Where none is wrong, 12 would be at the limit. A number alone tells nothing of examples: three tenths are left to
+    seeds."""
+    once, error = pair_of(*range(40)), math.sqrt(0.1 * 0.9 / 399)
+    assert provable([once], 0.03) == pytest.approx(1 - 1.645 * error / 0.03, rel=1e-4)
+    assert provable([once, once], 0.03) == pytest.approx(1 - 1.645 * error / 0.03, rel=1e-4)
+    other = math.sqrt((80 * 0.5**2 - 400 * 0.1**2) / 399 / 400)
+    assert provable([once, pair_of(*range(40, 80))], 0.03) == pytest.approx(1 - 1.645 * other / 0.03, rel=1e-4)
+    assert provable([pair_of()], 0.03) == pytest.approx(1 - 1.645 * math.sqrt(0.03 / 400) / 0.03, rel=1e-4)
+    assert provable([once], 0.01) == 0.0
     assert provable([(Quality(value=0.5), Quality(value=1.0))], 1.0) == 0.7
 
 

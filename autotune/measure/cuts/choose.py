@@ -100,17 +100,20 @@ def provable(pairs: Sequence[tuple[Quality, Quality]], allowed: float) -> float:
         pairs: qualities of a cut and of the job as it stands, seed by seed.
         allowed: the drop, in units of the quality.
     """
-    return max(0.0, 1 - max(_LEAST_ROOM, _NORMAL * _error(pairs) / allowed))
+    return max(0.0, 1 - max(_LEAST_ROOM, _NORMAL * _error(pairs, allowed) / allowed))
 
 
-def _error(pairs: Sequence[tuple[Quality, Quality]]) -> float:
-    """Standard error over examples of the mean difference; of numbers with errors, as if each had its own examples."""
+def _error(pairs: Sequence[tuple[Quality, Quality]], allowed: float) -> float:
+    """Standard error over examples of the mean difference, at least that of few examples which would differ by the
+    allowed drop; of numbers with errors, as if each had its own examples."""
     packed = [(one.scores, other.scores) for one, other in pairs if one.scores and other.scores]
     if len(packed) < len(pairs):
         return fmean(math.hypot(one.error, other.error) for one, other in pairs)
     scores = torch.tensor([[[*unpack(one)] for one in pair] for pair in packed])
-    differences = (scores[:, 0] - scores[:, 1]).mean(0)
-    return float(differences.std()) / math.sqrt(len(differences))
+    scores += torch.tensor([[one.value, other.value] for one, other in pairs])[..., None]
+    differences = scores[:, 0] - scores[:, 1]
+    largest = float(differences.abs().max()) or abs(pairs[0][1].value)
+    return math.sqrt(max(float(differences.mean(0).var()), allowed * largest) / scores.shape[-1])
 
 
 @dataclass(frozen=True)
