@@ -158,7 +158,8 @@ def verify_plan(
         measure = requests.measure_options(plan.settings, trial_time_s, None)
         deadline_s = time_budget.deadline_s(trial_time_s, spare_finalists=False)
         request = requests.request(f"verify-{number}", plan.settings, measure, deadline_s)
-        as_job = request.plan.model_copy(update={"evaluation": plan.evaluation})  # without one, the task's own batch
+        known = {"evaluation": plan.evaluation, "measured": plan.measured}  # without one, the task's own batch
+        as_job = request.plan.model_copy(update=known)
         outcome = executor.ask(request.model_copy(update={"fresh": True, "plan": as_job}))
         say(f"run {number} of {NUM_REPEATS}: {outcome_words(outcome, plan.budget)}")
         if isinstance(outcome, OutOfMemory):

@@ -13,7 +13,7 @@ from ..estimates.cards import on_device
 from ..measure import InspectOptions, MeasureOptions, Parity
 from ..measure.cuts.types import JudgeOptions
 from ..measure.measurement import Course, EvaluationOptions
-from ..plan import Budget, Evaluation, Plan, TaskRef
+from ..plan import Budget, Evaluation, Evidence, Plan, TaskRef
 from ..script.command import FENCES, filled, own_batch, own_share, under_launcher
 from ..script.scratch import Scratch
 from ..search_spaces import SearchSpace
@@ -69,6 +69,8 @@ class Requests:
     """Of a job that is a script, with its placeholders."""
     scratch: Scratch = "auto"
     """Where the script's trials run, if not in the current folder."""
+    reference: Evidence | None = None
+    """Of the job as it stands, on a card: a trial leaves room there for what the context had come to."""
 
     def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> MeasureRequest:
         """A request to measure one configuration in a fresh process. It evaluates as the job does today, at most at its
@@ -86,6 +88,7 @@ class Requests:
                 budget=self.budget,
                 evaluation=Evaluation(batch=batch) if batch else None,
                 task=found if self.command is not None else None,
+                reference=self.reference,
             ),
             options=measure,
             deadline_s=deadline_s,

@@ -13,7 +13,7 @@ from typing import Protocol
 from ..files import FOLDER
 from ..measure.cuts.types import JudgedCut
 from ..measure.measurement import OUT, Parity, Quality, QualityOptions
-from ..plan import Budget
+from ..plan import Budget, Evidence
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Compared, Executor, Measured, MeasureRequest, Outcome
 from .event_base import Event
@@ -95,8 +95,16 @@ class Session:
     @property
     def requests(self) -> Requests:
         """Makes the requests."""
-        options = self.options
-        return Requests(self._task, options.seed, self.budget, self.facts, options.command, options.scratch)
+        options, known = self.options, self._known()
+        return Requests(self._task, options.seed, self.budget, self.facts, options.command, options.scratch, known)
+
+    def _known(self) -> Evidence | None:
+        """Of the job as it stands, or of the first trial that was measured; None until then, and on a CPU."""
+        first = self.study.first_measured
+        if first is None or not isinstance(first.outcome, Measured):
+            return None
+        found = first.outcome.measurement
+        return Evidence(samples_per_s=found.samples_per_s, peak=found.peak) if found.peak.reserved is not None else None
 
     @property
     def reference_settings(self) -> Settings:

@@ -131,7 +131,8 @@ def hold_to_budget(plan: Plan, enforce: bool = False, repeats: bool = True) -> N
     """
     if plan.budget.device == "cpu":
         return
-    peak = plan.measured.peak if plan.measured is not None else None
+    known = plan.measured or plan.reference  # a trial has that of the job as it stands
+    peak = known.peak if known is not None else None
     context_bytes = peak.process - peak.reserved if peak is not None and peak.reserved is not None else 0
     is_enforced = enforce or os.environ.get(ENFORCE_VARIABLE) == "1"
     budget = plan.budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -292,6 +292,24 @@ def test_a_job_that_needs_more_goes_on_and_says_so_in_a_line(card: Card, capfd: 
     assert "more than the plan's budget of 520 MiB holds" in said
     assert card.fraction == 1.0
     assert card.own_bytes > LIMIT
+
+
+def test_a_trials_first_step_leaves_room_for_what_the_context_grows_by() -> None:
+    """400 MiB become 500 with the first product of matrices, as the job as it stands has shown: the cache does not fill
+    meanwhile what is the context's after it."""
+
+    def charged(plan: Plan) -> tuple[int, Peak]:
+        with fresh_process() as other:
+            other.cublas_bytes = 100 * MIB
+            with suppress(torch.OutOfMemoryError):
+                run_job(plan, task_of([LONG]), enforce=True)
+            return other.most_charged_bytes, Charge(torch.device("cuda")).peak()
+
+    needed, peak = charged(plan_of(None))
+    known = Evidence(samples_per_s=Speed(value=1.0, low=1.0, high=1.0), peak=peak)
+    limit = needed - 5 * MIB
+    assert charged(plan_of(limit))[0] > limit
+    assert charged(plan_of(limit).model_copy(update={"reference": known}))[0] <= limit
 
 
 def test_a_job_that_is_to_keep_its_budget_ends_by_it(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,10 @@ def test_a_search_on_a_card_measures_what_the_card_does(tmp_path: Path) -> None:
     plan, executor = _search(tmp_path, lambda: Card(read_s=1e-4), trials=2, space="exact")
     trials = [(outcome, card) for request, outcome, card in executor.answers if isinstance(request, MeasureRequest)]
     assert len(trials) > 2
+    held = [
+        request for request, *_ in executor.answers if isinstance(request, MeasureRequest) and request.options.enforce
+    ]
+    assert {request.plan.reference and request.plan.reference.peak.process for request in held} == {(432 + 20) * MIB}
     for outcome, card in trials:
         assert isinstance(outcome, Measured), outcome
         found = outcome.measurement
