@@ -252,6 +252,13 @@ def test_where_the_job_as_it_stands_is_over_the_budget_cuts_are_chosen_by_memory
     assert request.options.by_bytes == is_over
 
 
+def test_threads_that_judge_cuts_sleep_where_they_wait_and_those_of_trials_do_as_in_the_job(asked):
+    table = Table(judged(cut(HALF, 0.5, 89.9, 89.9, 89.9)))
+    run_search(asked, executor=table)
+    assert [one.environment.get("OMP_WAIT_POLICY") for one in table.judging] == ["passive"]
+    assert {one.environment.get("OMP_WAIT_POLICY") for one in table.requests if one not in table.judging} == {None}
+
+
 def test_judging_has_a_quarter_of_the_time(asked):
     table = Table(judged())
     run_search(asked.model_copy(update={"max_time": 400.0}), executor=table)
