@@ -387,6 +387,24 @@ def test_what_a_layer_holds_goes_by_its_parameters_and_by_what_is_saved_of_it():
 
 
 @pytest.mark.medium
+def test_a_cut_is_made_between_one_that_can_be_proven_and_the_next_that_cannot():
+    """An eighth of the channels is kept and nine tenths are not: a half comes next, in sixteenths; then what lies on
+    the other side of the limit. By bytes, which no clock changes."""
+    least, most = (
+        REFERENCE.having(Pruning(kind="structured", ratios=(("0", share), ("2", share)))) for share in (0.125, 0.9)
+    )
+    asked = options(least, most, allowed=0.02, by_bytes=True, seeds=(0,))
+    found = judge(task(), Plan(settings=REFERENCE), asked)
+    one, other, *made = found.cuts
+    assert len(one.qualities) == 1
+    assert "of the allowed drop lost in the end" in other.ended
+    ratios = [{*dict(cut.settings.pruning.ratios).values()} for cut in made]
+    lost = found.reference.qualities[0].value - made[0].qualities[0].value
+    assert ratios[:2] == [{0.5}, {0.6875 if lost <= 0.7 * 0.02 else 0.3125}]
+    assert all(other.peak < cut.peak < one.peak and cut.qualities for cut in made)
+
+
+@pytest.mark.medium
 def test_where_memory_counts_cuts_are_chosen_by_the_peak_of_a_step():
     """Each has its own over the reference's; the deeper it cuts, the less."""
     asked = options(pruned(0.25), pruned(0.75), allowed=0.9, by_bytes=True)
