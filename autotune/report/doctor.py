@@ -19,7 +19,7 @@ from ..internals import broken
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import INSTALLATION, installed_allocators
 from ..units import size
-from ..workers.devices import installed_gpus, visible_gpus, why_no_gpu
+from ..workers.devices import installed_gpus, torch_builds, visible_gpus, why_no_gpu
 from ..workers.trial.environment import THREAD_VARIABLES
 from .tables import rows_table
 
@@ -150,6 +150,9 @@ def _any_task(device: Device) -> Facts:
 
 
 def _advice(has_cuda: bool) -> Iterator[str]:
+    from ..measure.device import check_device
+    from ..measure.errors import DeviceLost
+
     if found := conflict():
         yield found
     if not has_cuda:
@@ -159,6 +162,11 @@ def _advice(has_cuda: bool) -> Iterator[str]:
             yield "A library that was unpacked anywhere is found where LD_LIBRARY_PATH names its folder."
     if (why := why_no_gpu()) is not None:
         yield f"Searches measure the CPU: {why}"
+    elif not has_cuda and "cuda" in torch_builds() and visible_gpus():
+        try:
+            check_device()
+        except DeviceLost as lost:
+            yield str(lost)
     for name in THREAD_VARIABLES:
         if name in os.environ:
             yield f"{name}={os.environ[name]} is handed on to trials; unset it to let torch use every processor."

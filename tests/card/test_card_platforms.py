@@ -159,3 +159,18 @@ def test_doctor_says_that_like_gpus_have_a_trial_each(card, doctor):
     card.beside = [Card()]
     advice = doctor()[0]["advice"]
     assert "A search runs 2 trials at once, one on each GPU, each on processors of its own." in advice
+
+
+def test_doctor_says_that_a_driver_is_too_old_for_torch(card, doctor, monkeypatch):
+    """Torch then sees no device, and only the CPU is listed."""
+    said = "The NVIDIA driver on your system is too old (found version 11040)."
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("autotune.report.doctor.torch_builds", lambda: {"cuda": "13.0"})
+
+    def init() -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr("torch.cuda.init", init)
+    found = doctor()[0]
+    assert [one["type"] for one in found["devices"]] == ["cpu"]
+    assert [line for line in found["advice"] if said in line and "a newer driver" in line]
