@@ -20,7 +20,8 @@ from .jobs import Job, train
 ROWS = "quality-hand"
 ALLOWED = 0.01
 """Share of the quality that may be lost."""
-SEEDS = {"char_gpt": 2, "vit": 2}
+SEEDS = {"char_gpt": 2, "vit": 2, "text_cnn": 10}
+"""Of a text CNN with half of its widths the first three lose 0.4 % and the others 1 %."""
 _SEEDS = 3
 _ONE_SIDED = 1.645
 """Standard errors of a one-sided interval at 95 %."""
