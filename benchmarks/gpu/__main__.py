@@ -15,7 +15,7 @@ import torch
 
 from autotune import __version__
 
-from . import exact, memory, speed, surroundings, whole
+from . import exact, memory, several, speed, surroundings, whole
 from .check import Check, Skipped
 from .place import Place
 
@@ -25,6 +25,7 @@ CHECKS: tuple[Check, ...] = (
     *speed.CHECKS,
     *exact.CHECKS,
     *whole.CHECKS,
+    *several.CHECKS,
 )
 
 

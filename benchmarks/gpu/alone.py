@@ -1,5 +1,5 @@
-"""Calls one function in this process, which nothing has used a card in before: ``python -m benchmarks.gpu.alone
-MODULE:FUNCTION '{"argument": 1}'`` prints what it returns as JSON, last."""
+"""Calls a function in this process, which nothing has used a card in before: ``python -m benchmarks.gpu.alone
+MODULE:FUNCTION`` reads a line of arguments as JSON, prints what the function returns as JSON, and reads the next."""
 
 from __future__ import annotations
 
@@ -9,4 +9,6 @@ import sys
 
 if __name__ == "__main__":
     module, _, name = sys.argv[1].partition(":")
-    print(json.dumps(getattr(importlib.import_module(module), name)(**json.loads(sys.argv[2]))))
+    function = getattr(importlib.import_module(module), name)
+    for line in sys.stdin:
+        print(json.dumps(function(**json.loads(line))), flush=True)

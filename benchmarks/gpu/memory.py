@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 import warnings
 from pathlib import Path
@@ -13,7 +14,8 @@ from autotune.units import MIB
 from autotune.workers import Lost, Measured, OutOfMemory
 
 from .check import Check, Found
-from .place import GPT, Place, task, used_bytes
+from .place import Place, name_of, task, used_bytes
+from .tasks import hold
 
 _MARGIN = 0.03
 _JOB_OVER_PLAN = 0.03
@@ -26,17 +28,23 @@ _SHARES = (1.0, 0.85, 0.7)
 def _budgets(place: Place) -> dict[str, list[tuple[int, Any]]]:
     """Trials of a task of one shape and of one whose shapes vary, at three budgets each, with what NVML saw."""
     found = {}
-    for source in (GPT, task("varying")):
-        peak = place.measured(source, largest_of=64 if source != GPT else None).peak
+    for source, largest_of in _sources(place):
+        known = place.measured(source, largest_of=largest_of)
+        peak = known.peak
         context = peak.process - (peak.reserved or 0)
         rows = []
         for share in _SHARES:
             limit = round((context + share * (peak.reserved or 0)) / (1 - _MARGIN))
             with place.watch() as watch:
-                outcome = place.trial(source, limit=limit, largest_of=64 if source != GPT else None)
+                outcome = place.trial(source, limit=limit, known=known, largest_of=largest_of)
             rows.append((limit, watch.most_bytes, outcome))
-        found[source.rpartition("/")[2]] = rows
+        found[name_of(source)] = rows
     return found
+
+
+def _sources(place: Place) -> tuple[tuple[str, int | None], ...]:
+    """A task of one shape and one whose shapes vary, each with the batches that its peak is the largest of."""
+    return (place.language, None), (task("varying"), 64)
 
 
 def _budget(place: Place) -> Found:
@@ -56,7 +64,7 @@ def _budget(place: Place) -> Found:
 
 def _plan(place: Place, source: str, limit: int) -> Path:
     """The job as it stands, with a budget."""
-    path = place.folder / f"{source.rpartition(':')[2].rpartition('/')[2].removesuffix('.py')}.yaml"
+    path = place.folder / f"{name_of(source)}.yaml"
     Plan(budget=Budget(limit=limit, device="cuda"), settings=Settings()).save(path)
     return path
 
@@ -64,8 +72,8 @@ def _plan(place: Place, source: str, limit: int) -> Path:
 def _job(place: Place) -> Found:
     """Jobs of many steps, in their own order, under the plan of a trial."""
     figures, is_within = [], True
-    for source in (GPT, task("varying")):
-        found = place.measured(source, largest_of=64 if source != GPT else None)
+    for source, largest_of in _sources(place):
+        found = place.measured(source, largest_of=largest_of)
         limit = round(found.peak.process * (1 + 2 * _MARGIN))
         path = _plan(place, source, limit)
         with place.watch() as watch:
@@ -78,12 +86,15 @@ def _job(place: Place) -> Found:
     return Found(told, is_within, {"jobs": figures})
 
 
+_OF_HOST = "the host's memory ran out"
 _RUNS_OUT = {
     "a tensor": ("out_of_memory", "out_of_memory"),
     "a convolution": ("out_of_memory_in_convolution", "out_of_memory"),
-    "the host": ("out_of_host_memory", "failed"),
+    "the host": ("out_of_host_memory", _OF_HOST),
+    "/dev/shm": ("out_of_shared_memory", _OF_HOST),
 }
-"""By what runs out, the task, and the outcome that is right."""
+"""By what runs out, the task, and what is right to say of it."""
+_NO_TRITON = "triton is not installed"
 
 
 def _out_of_memory(place: Place) -> Found:
@@ -91,14 +102,19 @@ def _out_of_memory(place: Place) -> Found:
     limit = 1024 * MIB
     figures = {}
     for name, (source, _) in _RUNS_OUT.items():
-        figures[name] = place.trial(task(source), limit=limit).kind
-    figures["a handle on a full card"] = place.alone(fails_on_a_full_card)
+        found = place.trial(task(source), limit=limit)
+        figures[name] = _OF_HOST if getattr(found, "message", "").startswith(_OF_HOST) else found.kind
+    figures["a handle on a full card"] = place.alone(fails_on_a_full_card, compiles=False)
+    has_triton = importlib.util.find_spec("triton") is not None
+    figures["a Triton kernel on one"] = place.alone(fails_on_a_full_card, compiles=True) if has_triton else _NO_TRITON
     figures["halving"] = place.alone(halved)
     figures["the next trial"] = place.trial(task("varying"), limit=limit).kind
     right = {name: kind for name, (_, kind) in _RUNS_OUT.items()}
     right |= {"a handle on a full card": "out of memory", "halving": "halved", "the next trial": "measured"}
+    right["a Triton kernel on one"] = "out of memory" if has_triton else _NO_TRITON
     wrong = [f"{name}: {kind}" for name, kind in figures.items() if kind != right[name]]
-    return Found("each is named rightly" if not wrong else "; ".join(wrong), not wrong, figures)
+    told = "each is named rightly" + ("" if has_triton else f" ({_NO_TRITON})")
+    return Found("; ".join(wrong) or told, not wrong, figures)
 
 
 def halved() -> str:
@@ -122,8 +138,9 @@ def halved() -> str:
     return "halved" if any("micro-batch" in str(one.message) for one in seen) else "not halved"
 
 
-def fails_on_a_full_card() -> str:
-    """The first matrix product where no memory is left for cuBLAS: what it raises, as this package calls it."""
+def fails_on_a_full_card(compiles: bool) -> str:
+    """The first matrix product where no memory is left for cuBLAS, or the first Triton kernel: what it raises, as this
+    package calls it."""
     import torch
 
     from autotune.training.out_of_memory import is_out_of_memory
@@ -135,21 +152,28 @@ def fails_on_a_full_card() -> str:
                 held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
         except torch.OutOfMemoryError:
             continue
+    numbers = held[-1][: 4 * 4096].view(torch.float32).view(64, 64)
+    del held[-2]  # room for a result
     try:
-        torch.nn.functional.linear(*(held[-1][: 4 * 4096].view(torch.float32).view(64, 64) for _ in range(2)))
+        if compiles:
+            torch.compile(lambda x: x.sin() + 1)(numbers)
+        else:
+            torch.nn.functional.linear(numbers, numbers)
     except Exception as error:  # noqa: BLE001 - what it raises is what is looked at
         return "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"[:200]
     finally:
         held.clear()
-    return "out of memory"  # cuBLAS had its memory already: nothing could fail
+    return "out of memory"  # the library had its memory already: nothing could fail
 
 
 def _busy(place: Place) -> Found:
     """A trial beside a process that holds most of the card, and beside one that computes on it."""
-    needs = place.measured(GPT).peak.process
-    with place.holder(share=0.98, computes=False):
-        held = place.trial(GPT, limit=None if needs < 64 * MIB else max(needs, used_bytes()))
-    with place.holder(share=0.05, computes=True):
+    needs = place.measured(place.language).peak.process
+    with place.process(hold) as holding:
+        holding(share=0.98, computes=False)
+        limit = None if needs < 64 * MIB else max(needs, used_bytes())
+        held = place.once(place.request(place.language, limit=limit))
+        holding(share=0.05, computes=True)
         beside = place.trial(task("varying"), trial_time_s=1.0 if place.is_quick else 5.0)
     disturbed = beside.measurement.disturbed if isinstance(beside, Measured) else None
     blamed = isinstance(held, OutOfMemory)

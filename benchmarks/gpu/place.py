@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +17,9 @@ from typing import Any
 
 from autotune.measure import MeasureOptions
 from autotune.measure.measurement import InspectOptions, Measurement
-from autotune.plan import Budget, Plan
+from autotune.plan import Budget, Evidence, Plan
 from autotune.techniques import Facts, Settings
-from autotune.workers import Executor, Inspected, InspectRequest, Measured, MeasureRequest, Outcome
+from autotune.workers import Inspected, InspectRequest, Measured, MeasureRequest, Outcome
 from autotune.workers.local import LocalExecutor
 from autotune.workers.trial.environment import own_thread_variables
 
@@ -34,6 +35,11 @@ _WATCH_S = 0.05
 def task(name: str) -> str:
     """One of ``tasks.py``."""
     return f"{HERE / 'gpu' / 'tasks.py'}:{name}"
+
+
+def name_of(source: str) -> str:
+    """``few_words``, or an example's folder."""
+    return source.rpartition(":")[2] if ":" in source else Path(source).parent.name
 
 
 @dataclass
@@ -75,41 +81,57 @@ class Place:
         """Of timed windows."""
         return 0.5 if self.is_quick else 3.0
 
-    def trial(
+    @property
+    def language(self) -> str:
+        """A task of words."""
+        return task("few_words") if self.is_quick else GPT
+
+    @property
+    def images(self) -> str:
+        """A task of images."""
+        return task("convolutions") if self.is_quick else CNN
+
+    def request(
         self,
         source: str,
         settings: Settings | None = None,
         limit: int | None = None,
-        fresh: bool = False,
-        deadline_s: float = 300.0,
-        executor: Executor | None = None,
+        known: Measurement | None = None,
         **options: Any,
-    ) -> Outcome:
-        """One trial, held to ``limit`` bytes where there is one."""
+    ) -> MeasureRequest:
+        """For a trial.
+
+        Args:
+            source: the task.
+            settings: None leaves it as it stands.
+            limit: bytes that the trial is held to; None is none.
+            known: of the task as it stands, where a search would have measured that by then.
+            **options: of :class:`MeasureOptions`.
+        """
         budget = Budget(limit=limit, device="cuda")
         stated: dict[str, Any] = {"trial_time_s": self.trial_s, "precision": 1e-3, "parity_batch": None, **options}
-        request = MeasureRequest(
+        reference = Evidence(samples_per_s=known.samples_per_s, peak=known.peak) if known is not None else None
+        return MeasureRequest(
             id="gpu",
             task=source,
             device="cuda",
-            plan=Plan(settings=settings or Settings(), budget=budget),
+            plan=Plan(settings=settings or Settings(), budget=budget, reference=reference),
             options=MeasureOptions(budget=budget, **stated),
-            fresh=fresh,
-            deadline_s=deadline_s,
+            deadline_s=300.0,
             environment=own_thread_variables(),
         )
-        return (executor or self.executor).submit(request).result()
+
+    def trial(self, source: str, settings: Settings | None = None, **options: Any) -> Outcome:
+        """What a trial comes to."""
+        return self.executor.submit(self.request(source, settings, **options)).result()
+
+    def once(self, request: MeasureRequest) -> Outcome:
+        """What a trial comes to that is not tried again where it is lost."""
+        return self.executor._slots[0].run(request)
 
     def measured(self, source: str, settings: Settings | None = None, **options: Any) -> Measurement:
-        """The same of a trial that must run to its end.
-
-        Raises:
-            RuntimeError: it did not.
-        """
-        found = self.trial(source, settings, **options)
-        if not isinstance(found, Measured):
-            raise RuntimeError(f"{Path(source).name}: {found.kind}: {getattr(found, 'message', '')}")
-        return found.measurement
+        """The same of one that must run to its end; see :func:`measurement`."""
+        return measurement(self.trial(source, settings, **options))
 
     def facts(self, source: str) -> Facts:
         """Of a task on the card."""
@@ -121,12 +143,36 @@ class Place:
 
     def alone(self, function: Callable[..., Any], **arguments: Any) -> Any:
         """What a function of this package's comes to in a process of its own."""
-        return json.loads(run([*self.started(function, **arguments)]).splitlines()[-1])
+        with self.process(function) as call:
+            return call(**arguments)
 
-    def started(self, function: Callable[..., Any], **arguments: Any) -> list[str]:
-        """The command that does so."""
+    @contextmanager
+    def process(self, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+        """Calls a function of this package's in one process of its own, which is killed at the end of the block."""
         named = f"{function.__module__}:{function.__qualname__}"
-        return [sys.executable, "-m", "benchmarks.gpu.alone", named, json.dumps(arguments)]
+        command = [sys.executable, "-m", "benchmarks.gpu.alone", named]
+        with tempfile.TemporaryFile("w+") as said:
+            other = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT
+            )
+            asks, tells = other.stdin, other.stdout
+            assert asks is not None
+            assert tells is not None
+
+            def call(**arguments: Any) -> Any:
+                with suppress(BrokenPipeError):  # it has ended
+                    print(json.dumps(arguments), file=asks, flush=True)
+                if line := tells.readline():
+                    return json.loads(line)
+                code = other.wait()
+                said.seek(0)
+                raise RuntimeError(_ended(code, said.read()))
+
+            try:
+                yield call
+            finally:
+                other.kill()
+                other.communicate()
 
     def command(self, *words: str) -> str:
         """What ``autotune`` prints."""
@@ -137,23 +183,6 @@ class Place:
         job = [sys.executable, str(HERE / "plain_job.py"), source, str(num_steps)]
         found: dict[str, float] = json.loads(self.command("run", str(plan), "--", *job).splitlines()[-1])
         return found
-
-    @contextmanager
-    def holder(self, **arguments: Any) -> Iterator[subprocess.Popen[str]]:
-        """Another process that holds memory, and computes, until the end of the block; see ``tasks.hold``."""
-        from .tasks import hold
-
-        other = subprocess.Popen(
-            self.started(hold, **arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
-        assert other.stdout is not None
-        try:
-            if not other.stdout.readline():
-                raise RuntimeError(f"the process that is to hold the card's memory ended with {other.wait()}")
-            yield other
-        finally:
-            other.kill()
-            other.communicate()
 
     @contextmanager
     def watch(self) -> Iterator[Watch]:
@@ -177,6 +206,16 @@ class Place:
             thread.join()
 
 
+def measurement(outcome: Outcome) -> Measurement:
+    """
+    Raises:
+        RuntimeError: the trial did not run to its end.
+    """
+    if not isinstance(outcome, Measured):
+        raise RuntimeError(f"{outcome.kind}: {getattr(outcome, 'message', '')}")
+    return outcome.measurement
+
+
 def run(command: list[str]) -> str:
     """What a command prints.
 
@@ -185,8 +224,12 @@ def run(command: list[str]) -> str:
     """
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
-        raise RuntimeError(f"exit {done.returncode}: {' | '.join(done.stderr.strip().splitlines()[-3:])}")
+        raise RuntimeError(_ended(done.returncode, done.stderr))
     return done.stdout
+
+
+def _ended(code: int, said: str) -> str:
+    return f"exit {code}: {' | '.join(said.strip().splitlines()[-3:])}"
 
 
 def handle() -> Any:

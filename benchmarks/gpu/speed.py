@@ -18,7 +18,7 @@ from autotune.techniques import Settings
 from autotune.training.apply_plan import apply
 
 from .check import Check, Found, off
-from .place import CNN, GPT, Place, task
+from .place import Place, measurement, name_of, task
 from .tasks import SHORT_STEP_S, STARVED_S
 
 _FORK_BAR, _SPEED_BAR, _WAIT_BAR = 0.02, 0.05, 0.05
@@ -45,16 +45,15 @@ _WAITS: dict[str, tuple[dict[str, Any], int]] = {
 def _forked(place: Place) -> Found:
     """Trials that are forked beside trials in fresh interpreters, by turns."""
     figures: dict[str, Any] = {}
-    for source in (GPT, CNN):
-        rows = {
-            is_fresh: [place.measured(source, fresh=is_fresh) for _ in range(1 if place.is_quick else 3)]
-            for is_fresh in (False, True)
-        }
+    for source in (place.language, place.images):
+        asked = [place.request(source).model_copy(update={"fresh": is_fresh}) for is_fresh in (False, True)]
+        num_rounds = 1 if place.is_quick else 3
+        rounds = [[measurement(place.executor.ask(one)) for one in asked] for _ in range(num_rounds)]
         speeds, peaks = (
-            [statistics.median(value(one) for one in rows[is_fresh]) for is_fresh in (False, True)]
+            [statistics.median(map(value, row)) for row in zip(*rounds, strict=True)]
             for value in (lambda one: one.samples_per_s.value, lambda one: one.peak.process)
         )
-        figures[Path(source).parent.name] = {"speed": off(*speeds), "peak": off(*peaks)}
+        figures[name_of(source)] = {"speed": off(*speeds), "peak": off(*peaks)}
     mapped = sum("/dev/nvidia" in _maps(pid) for pid in _own_children())
     worst = max(value for row in figures.values() for value in row.values())
     words = f"{worst:.1%} apart at most; {mapped} processes that trials are forked from have a card open"
@@ -76,15 +75,14 @@ def _maps(pid: int) -> str:
 def _speed(place: Place) -> Found:
     """Tasks whose step takes the card a known time: trials beside plain loops."""
     figures = {}
-    seconds = 1.0 if place.is_quick else 6.0
-    for name, (way, settings) in itertools.product(_TIMED, _LOADING.items()):
-        if place.is_quick and way not in ("unpinned", "pinned"):
-            continue
-        found = place.measured(task(name), Settings.model_validate(settings), trial_time_s=seconds)
-        loop = place.alone(plain_loop, name=name, settings=settings, seconds=seconds)
-        figures[f"{name}, {way}"] = {
-            "off": off(found.samples_per_s.value, loop),
-        }
+    seconds = 0.5 if place.is_quick else 6.0
+    with place.process(plain_loop) as loop:
+        for name, (way, settings) in itertools.product(_TIMED, _LOADING.items()):
+            if place.is_quick and way not in ("unpinned", "pinned"):
+                continue
+            found = place.measured(task(name), Settings.model_validate(settings), trial_time_s=seconds)
+            true = loop(name=name, settings=settings, seconds=seconds)
+            figures[f"{name}, {way}"] = {"off": off(found.samples_per_s.value, true)}
     worst = max(figures, key=lambda name: figures[name]["off"])
     return Found(f"{figures[worst]['off']:.1%} off at most ({worst})", figures[worst]["off"] <= _SPEED_BAR, figures)
 

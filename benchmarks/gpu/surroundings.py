@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .check import Check, Found, Skipped
-from .place import GPT, Place, handle
+from .place import Place, handle
 
 _FALLBACKS_MIB, _LEAST_MIB, _MOST_MIB = 32, 300, 512
 _NUM_TRACES, _NUM_BLOCKS = 5, 400
@@ -19,7 +19,7 @@ def _surroundings(place: Place) -> Found:
 
     said = place.alone(what_torch_says)
     listed = [gpu.name for gpu in visible_gpus()]
-    in_trial = place.facts(GPT).device
+    in_trial = place.facts(place.language).device
     agree = in_trial.name == said["name"] and any(said["name"] in name for name in listed)
     figures = {**said, **_what_nvml_says(), "listed": listed, "in_trial": in_trial.name}
     card = f"{said['name']}, {said['memory_mib']} MiB, compute capability {said['capability']}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -173,6 +172,26 @@ out_of_host_memory = _failing(_host)
 killed = _failing(_killed)
 
 
+class _Huge(Dataset[Tensor]):
+    """A batch of these is more than ``/dev/shm`` holds, where a loader's worker puts it."""
+
+    def __len__(self) -> int:
+        return 1024
+
+    def __getitem__(self, index: int) -> Tensor:
+        there = os.statvfs("/dev/shm")
+        return torch.empty(there.f_blocks * there.f_frsize // BATCH + 2**20, dtype=torch.uint8)  # nothing is touched
+
+
+out_of_shared_memory = Task(
+    build_model=lambda: nn.Linear(1, 1),
+    build_dataset=_Huge,
+    compute_loss=lambda model, batch: model(batch[:, :1].float()).mean(),
+    batch_size=BATCH,
+    loader_options={"num_workers": 1},
+)
+
+
 class _Dropping(nn.Module):
     """A block that is called by keyword and draws dropout."""
 
@@ -221,7 +240,7 @@ def words(batch_size: int = BATCH) -> Task:
     )
 
 
-small_words = words(64)
+few_words, small_words = words(), words(64)
 
 
 class _Convolutions(nn.Module):
@@ -248,14 +267,20 @@ convolutions = Task(
 )
 
 
-def hold(share: float, computes: bool) -> None:
-    """Hold a share of the card's free memory, say so, and compute if asked, until this process is ended."""
-    held = torch.empty(int(torch.cuda.mem_get_info()[0] * share), dtype=torch.uint8, device="cuda")
+_held: list[Tensor] = []
+
+
+def hold(share: float, computes: bool) -> int:
+    """Hold a share of the card's free memory in place of what this process held, and say how many bytes; if asked,
+    compute from then on until this process is ended."""
+    _held.clear()
+    torch.cuda.empty_cache()
+    num_bytes = int(torch.cuda.mem_get_info()[0] * share)
+    _held.append(torch.empty(num_bytes, dtype=torch.uint8, device="cuda"))
     torch.cuda.synchronize()
-    print(held.numel(), flush=True)
-    factor = torch.zeros(2048 if computes else 1, 2048, device="cuda")
-    while True:
-        if computes:
+    if computes:
+        print(num_bytes, flush=True)
+        factor = torch.zeros(2048, 2048, device="cuda")
+        while True:
             factor @ factor
-        else:
-            sys.stdin.read()
+    return num_bytes

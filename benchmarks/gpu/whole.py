@@ -1,4 +1,4 @@
-"""Predictions, compiling, and a whole search with its job; and what needs Ray or a second card."""
+"""Predictions, compiling, and a whole search with its job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from autotune.plan import load_plan
 from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Settings
 from autotune.workers import Estimated, Measured, PredictRequest
-from autotune.workers.devices import visible_gpus
 from autotune.workers.trial.environment import own_thread_variables
 
 from .check import Check, Found, Skipped, off
-from .place import CNN, GPT, Place, task
+from .place import Place, name_of, task
 
 _PREDICTED_BAR, _ABOVE_BAR = 0.05, 1 / 20
-_CLAIM_BAR, _RAY_BAR = 0.05, 0.03
+_CLAIM_BAR = 0.05
 _BUDGET = 0.8
 """Of what the reference reserves, beside its context."""
 
@@ -30,7 +29,7 @@ def _predictions(place: Place) -> Found:
     rows = []
     kinds = [{"precision": {"kind": kind}} for kind in ("fp32", "bf16")]
     more: list[dict[str, Any]] = [{}, {"checkpointing": {"kind": "blocks"}}, {"layers": {"kind": "exact"}}]
-    for source, precision, other in itertools.product((GPT, CNN), kinds, more):
+    for source, precision, other in itertools.product((place.language, place.images), kinds, more):
         if place.is_quick and (other or precision is kinds[1]):
             continue
         settings = Settings.model_validate({**precision, **other})
@@ -39,7 +38,7 @@ def _predictions(place: Place) -> Found:
             raise RuntimeError(f"{source}: {estimated}")
         found = estimated.estimate.reference.process
         peak = place.measured(source, settings).peak.process
-        row = {"task": source.split("/")[-2], "settings": settings.model_dump(mode="json", exclude_defaults=True)}
+        row = {"task": name_of(source), "settings": settings.model_dump(mode="json", exclude_defaults=True)}
         rows.append({**row, "error": found.value / peak - 1, "is_above": peak > found.high})
     median = statistics.median(abs(row["error"]) for row in rows)
     above = sum(row["is_above"] for row in rows)
@@ -60,13 +59,14 @@ def _compile(place: Place) -> Found:
     """Trials that compile, with the deadline that a search gives them: cold, then warm."""
     if importlib.util.find_spec("triton") is None:
         raise Skipped("triton is not installed, and torch.compile needs it on a card")
-    reference = place.trial(GPT)
+    reference = place.trial(place.language)
     budget = TimeBudget(place.trial_s, None)
     budget.note_reference(reference)
     figures = {}
     for kind, which in itertools.product(("blocks", "model"), ("cold", "warm")):
         settings = Settings.model_validate({"compile": {"kind": kind}})
-        outcome = place.trial(GPT, settings, deadline_s=budget.deadline_s(place.trial_s))
+        asked = place.request(place.language, settings).with_deadline(budget.deadline_s(place.trial_s))
+        outcome = place.executor.submit(asked).result()
         compile_s = outcome.measurement.compile_s if isinstance(outcome, Measured) else None
         figures[f"{kind}, {which}"] = {"outcome": outcome.kind, "compile_s": compile_s}
     told = ", ".join(
@@ -80,7 +80,7 @@ def _compile(place: Place) -> Found:
 def _search(place: Place) -> Found:
     """A search within 80 % of what the reference reserves, its plan verified, and the job that applies it."""
     path, storage = place.folder / "found.yaml", f"sqlite:///{place.folder}/studies.db"
-    source = task("small_words") if place.is_quick else GPT
+    source = task("small_words") if place.is_quick else place.language
     peak = place.measured(source).peak
     assert peak.reserved is not None, "it was on a card"
     limit = peak.process - round((1 - (1.2 if place.is_quick else _BUDGET)) * peak.reserved)
@@ -106,28 +106,8 @@ def _batches(place: Place) -> Path:
     return path
 
 
-def _ray(place: Place) -> Found:
-    """A trial through Ray beside one without, on one card of two."""
-    if importlib.util.find_spec("ray") is None:
-        raise Skipped("ray is not installed")
-    if len(visible_gpus()) < 2:
-        raise Skipped("there is one card")
-    from autotune.commands.where import Where
-
-    here = place.measured(GPT)
-    with Where("ray").open(GPT, "cuda") as executor:
-        there = place.measured(GPT, executor=executor)
-    apart = {
-        "speed": off(there.samples_per_s.value, here.samples_per_s.value),
-        "peak": off(there.peak.process, here.peak.process),
-    }
-    words = f"speed {apart['speed']:.1%} and peak {apart['peak']:.1%} apart"
-    return Found(words, max(apart.values()) <= _RAY_BAR, apart)
-
-
 CHECKS = (
     Check("predictions", f"{_PREDICTED_BAR:.0%} at the median, 1 in 20 above the interval", _predictions),
     Check("compile", "not timed out in a search's own deadline; compile_s is told", _compile),
     Check("whole search", f"a plan within its budget; the job's speed within {_CLAIM_BAR:.0%} of it", _search),
-    Check("Ray, with two cards", f"speed and peak within {_RAY_BAR:.0%} of a trial without it", _ray),
 )

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXACT = ("surroundings", "context", "allocator's rules", "killed trial", "precision", "checkpointing", "split check")
+EXACT = (
+    "surroundings",
+    "context",
+    "allocator's rules",
+    "budget",
+    "kinds of out of memory",
+    "killed trial",
+    "precision",
+    "checkpointing",
+    "split check",
+)
 """Whose figures do not hang on this machine's processors."""
 
 
