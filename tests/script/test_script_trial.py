@@ -17,6 +17,7 @@ import torch
 
 from autotune.errors import UserError
 from autotune.measure import InspectOptions, MeasureOptions
+from autotune.measure.processes import read
 from autotune.plan import Plan
 from autotune.script import scratch
 from autotune.script.changes import Changes
@@ -456,4 +457,4 @@ def test_a_script_that_takes_no_signals_ends_once_its_search_does(script):
             time.sleep(0.02)
     assert future.result() == STOPPED
     assert not told.with_name("asked").exists()
-    assert not Path("/proc", told.read_text()).exists()
+    assert not read(Path("/proc", told.read_text(), "cmdline"))  # what was killed has a pid until it is waited for
