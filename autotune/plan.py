@@ -49,8 +49,9 @@ class Budget(_Section):
     margin: float = Field(default=0.03, ge=0, lt=1)
     """The measured peak times 1 + margin stays within the limit."""
     as_it_stands: Literal[True] | None = None
-    """Of the job as it stands, whose own peak the limit is a share of, at 100 % or more: it is admitted as it is. Its
-    peak may be above the limit by the margin, as one run of it may be above another; absent in any other plan."""
+    """Of the job as it stands, whose own peak the limit is a share of, at 100 % or more: it is admitted as it is. The
+    limit is then no less than any of its measured peaks, and a later one may be above it by the margin; absent in any
+    other plan."""
 
     @property
     def factor(self) -> float:
@@ -65,9 +66,13 @@ class Budget(_Section):
         """How far this measured peak is over the limit, with what the margin adds; at most 0 where it fits."""
         return 0 if self.limit is None else math.ceil(peak_bytes * self.factor - self.limit)
 
-    def of_job(self) -> Self:
-        """The same for the job as it stands."""
-        return self.model_copy(update={"as_it_stands": True}) if (self.of_reference or 0) >= 1 else self
+    def of_job(self, *peaks_bytes: int) -> Self:
+        """The same for the job as it stands, of which these peaks were measured: they differ from run to run, and a
+        limit that is a share of at least all of its own is not below one of them."""
+        if (self.of_reference or 0) < 1:
+            return self
+        limit = None if self.limit is None else max([self.limit, *peaks_bytes])
+        return self.model_copy(update={"as_it_stands": True, "limit": limit})
 
 
 class Speed(_Section):

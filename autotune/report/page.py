@@ -15,6 +15,7 @@ from ..searches.budget import budget_words
 from ..searches.store.read_study import Stored
 from ..units import size
 from ..words import count, outcome_words, percent, trial_label
+from ..workers import Measured
 from .charts import memory as drawing
 from .charts import scatter
 from .folding import lines
@@ -116,7 +117,9 @@ def _headline(stored: Stored) -> str:
         return f"The plan: {headline(stored.plan)}"
     if (best := stored.best) is None:
         return f"There is no plan: none of {count(len(stored.tried), 'trial')} so far can be used."
-    budget = stored.record.budget if best.number else stored.record.budget.of_job()
+    assert isinstance(best.outcome, Measured), "it can be used"
+    budget = stored.record.budget
+    budget = budget if best.number else budget.of_job(best.outcome.measurement.peak.process)
     so_far = f"{trial_label(best.number)}, {outcome_words(best.outcome, budget)}"
     return f"There is no plan: the search has not ended. The fastest so far: {so_far}."
 

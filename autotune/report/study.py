@@ -163,7 +163,7 @@ def _bought(share: Share, stored: Stored) -> Bought:
     own = combine([pair.winner for pair in pairs], budget)
     is_job = part.settings == reference_settings(stored.record.facts)
     others = [pair.reference for pair in pairs if pair.reference is not None]
-    other = combine(others, budget.of_job() if is_job else budget)
+    other = combine(others, budget.of_job(*(run.peak.process for run in others)) if is_job else budget)
     found = gain(own, other, pairs, None)
     peaks = f"{size(own.peak.process)}, without it {size(other.peak.process)}"
     bar = Bar(name, found.speed, found.low, found.high) if found.speed and found.low and found.high else None

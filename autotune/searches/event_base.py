@@ -73,7 +73,8 @@ class RunEnded(Run):
 
     def held_to(self, budget: Budget) -> Budget:
         """The budget that it is held to: the job as it stands may be admitted as it is."""
-        return budget.of_job() if getattr(self, "number", None) == 0 else budget
+        peaks = [self.outcome.measurement.peak.process] if isinstance(self.outcome, Measured) else []
+        return budget.of_job(*peaks) if getattr(self, "number", None) == 0 else budget
 
 
 def outcome_row(outcome: Outcome, budget: Budget) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from autotune.measure.measurement import Quality
 from autotune.searches.driver import search
 from autotune.searches.events import CutsEnded, CutsStarted, TrialEnded, TrialStarted, Warned
 from autotune.searches.options import Drop
+from autotune.searches.winner.build_plan import in_words
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.low_rank import LowRank
@@ -327,3 +328,8 @@ def test_what_was_found_impossible_at_inspection_is_no_candidate(asked):
     assert {one.pruning for one in request.options.candidates} == {Pruning()}
     said = [event.message for event in run.seen(Warned)]
     assert said.count("pruning stays as it is: its code goes by its widths.") == 1
+
+
+def test_a_nearest_miss_is_named_without_the_packed_record_of_its_cut():
+    packed = REFERENCE.having(HALF.pruning.model_copy(update={"kept": "H4sIAAAA"}))
+    assert in_words(packed) == f"batch {{micro: 64}}, pruning {{kind: structured, ratio: 0.5, record: {HASH}}}"

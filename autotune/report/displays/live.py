@@ -178,7 +178,7 @@ def _memory(progress: Progress) -> RenderableType:
         return _bar(0, limit, Text(f"budget {format_bytes(limit)}"))
     peak = measured.peak.process
     whose = "best so far" if progress.best else "reference"
-    fits = (progress.budget.of_job() if measured is progress.reference else progress.budget).holds(peak)
+    fits = (progress.budget.of_job(peak) if measured is progress.reference else progress.budget).holds(peak)
     over = "" if fits else ": over the budget"
     words = Text(f"{size(peak)} of {format_bytes(limit)}, {whose}{over}", style="" if fits else "red")
     return _bar(peak, limit, words, "green" if fits else "red")

@@ -11,7 +11,7 @@ from ...errors import StudyError
 from ...measure.measurement import Quality
 from ...plan import Budget
 from ...techniques import Facts
-from ...workers import Outcome
+from ...workers import Measured, Outcome
 from ..budget import budget_words
 from ..options import QUALITY, MeasuredBy, option_name
 from ..verdict import Verdict, judge
@@ -55,7 +55,8 @@ class StudyRecord(MeasuredBy):
 
     def judge(self, outcome: Outcome, reference: Quality | None, is_reference: bool = False) -> Verdict:
         """The verdict on an outcome, by this budget and by the reference's quality where it is known."""
-        budget = self.budget.of_job() if is_reference else self.budget
+        peaks = [outcome.measurement.peak.process] if isinstance(outcome, Measured) else []
+        budget = self.budget.of_job(*peaks) if is_reference else self.budget
         return judge(outcome, budget, self.facts.device.memory_bytes, reference, self.max_quality_drop)
 
 

@@ -50,7 +50,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
     assert isinstance(winner.outcome, Measured)
     disturbed = [pair.winner for pair in final.rounds if pair not in final.pairs]
     repeats = final.repeats or [winner.outcome.measurement]
-    budget = session.budget_of(winner.number)
+    budget = session.budget if winner.number else session.budget.of_job(*(run.peak.process for run in repeats))
     measured = combine(repeats, budget, disturbed, final.by_turns)
     reference, reason = _reference(session, final)
     facts, options = session.facts, session.options
@@ -201,7 +201,7 @@ def nothing_fits(session: Session) -> NothingFits:
 
 def in_words(settings: Settings) -> str:
     """Settings as a plan has them, on one line."""
-    rows = settings.model_dump(mode="json", exclude_defaults=True)
+    rows = settings.written()
     return ", ".join(f"{name} {json.dumps(row)}" for name, row in rows.items()).replace('"', "")
 
 
@@ -227,7 +227,8 @@ def _reference(session: Session, final: Final) -> tuple[Evidence | None, str | N
         return None, f"the reference ran out of memory at {peak}: {tried.outcome.message}"
     assert isinstance(tried.outcome, Measured)
     runs = final.reference or [tried.outcome.measurement]
-    return combine(runs, session.budget.of_job(), by_turns=final.by_turns), None
+    budget = session.budget.of_job(*(run.peak.process for run in runs))
+    return combine(runs, budget, by_turns=final.by_turns), None
 
 
 def _notes(session: Session, final: Final, measured: Evidence, reference: Evidence | None) -> Iterator[str]:

@@ -203,7 +203,7 @@ def _is_decided(pairs: Sequence[Pair]) -> bool:
 
 def _has_room(peaks: Sequence[int], budget: Budget) -> bool:
     needed = round(max(peaks) + _ROOM * (max(peaks) - min(peaks)))
-    return budget.limit is None or needed <= budget.limit or (budget.as_it_stands is not None and budget.holds(needed))
+    return budget.limit is None or budget.as_it_stands is not None or needed <= budget.limit
 
 
 def combine(

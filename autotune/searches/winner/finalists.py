@@ -104,7 +104,7 @@ class _Finals:
         if reference not in self.session.feasible or (self._reference_failed and not runs):
             return False
         assert reference is not None
-        if not all(self.session.budget.of_job().holds(run.peak.process) for run in runs):
+        if not all(self.session.budget.of_job(run.peak.process).holds(run.peak.process) for run in runs):
             return False
         ratios = [ratio for pair in undisturbed(rounds) if (ratio := pair.log_ratio) is not None]
         if ratios:
