@@ -68,6 +68,8 @@ class Session:
     _task: str = field(default="", init=False)
     _folder: str = field(default="", init=False)
     _judged: Mapping[Settings, Pairs] = field(default_factory=dict, init=False)
+    _alike: set[Settings] = field(default_factory=set, init=False)
+    """Functions that were told to have the whole model's scores."""
     _said: set[str] = field(default_factory=set, init=False)
     _earlier_s: float = field(default=0.0, init=False)
     _seconds: Seconds = field(init=False)
@@ -249,14 +251,16 @@ class Session:
                 self.warn(message)
 
     def tell_alike(self, name: str, settings: Settings, outcome: Outcome) -> None:
-        """Warn of a trial whose model computes something else than the whole one, and has its score in each example."""
-        if not settings.affect("function"):
+        """Warn once of what computes something else than the whole model, and has its score in each example."""
+        function = settings.part("function")
+        if not settings.affect("function") or function in self._alike:
             return
         quality = outcome.measurement.quality if isinstance(outcome, Measured) else None
         whole = self.study.reference_quality
         if quality is None or whole is None or quality is whole or quality.scores is None:
             return
         if (quality.value, quality.scores) == (whole.value, whole.scores):
+            self._alike.add(function)
             self.warn(
                 f"{name}: every example has the same score as with the whole model. Does evaluate look at the model "
                 "that it is given, and are its scores fine enough to tell?"

@@ -111,6 +111,20 @@ def test_trials_of_what_was_judged_measure_no_quality_and_have_it(asked):
     assert run.plan.quality.reference == 90.0 or run.plan.quality.value == 89.9
 
 
+def test_a_cut_that_has_the_whole_models_scores_is_told_once(asked, tmp_path):
+    """And not with each trial of it: here one in float32 and one in bfloat16."""
+    (tmp_path / "space.yaml").write_text(SPACE + "precision: [{kind: fp32}, {kind: bf16}]\n")
+    same = (scored(3600, 4000),) * 3
+    cuts = Cuts(
+        reference=JudgedCut(settings=REFERENCE, qualities=same),
+        cuts=(JudgedCut(settings=HALF, step=0.5, qualities=same),),
+    )
+    also = [one.having(Precision(kind="bf16")) for one in (REFERENCE, HALF)]
+    run = run_search(asked.model_copy(update={"sampler": "random"}), executor=Table(CutsJudged(found=cuts), also=also))
+    assert {*run.measured} == {REFERENCE, HALF, *also}
+    assert len([event for event in run.seen(Warned) if "every example has the same score" in event.message]) == 1
+
+
 def test_what_computes_the_same_as_the_job_is_not_told_to_have_its_scores(asked, tmp_path):
     """A trial in bfloat16 changes the rounding alone, and has the quality that is known of the whole model."""
     (tmp_path / "space.yaml").write_text(SPACE + "precision: [{kind: fp32}, {kind: bf16}]\n")
