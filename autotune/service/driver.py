@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from ..workers.process import ProcessId, end, end_all_with, identify
 from .spec import SearchSpec, arguments
 
-PROGRAM = (sys.executable, "-m", "autotune")
+PROGRAM = (sys.executable, "-P", "-m", "autotune")
+"""``-P``: a job may have a file ``autotune.py``, and is the current folder."""
 _SEARCH, _MARK = "AUTOTUNE_SERVICE_SEARCH", "AUTOTUNE_SERVICE_DRIVER"
 """Environment variables of a driver and of all that comes of it: by the second, which the search's next driver does not
 have, they are found when nobody is left to ask."""

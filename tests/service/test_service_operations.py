@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import uvicorn
 import yaml
+from command_line import environment
 
 from autotune.commands.service.serve import log_to_stderr
 from autotune.errors import UserError
-from autotune.service.driver import SearchFolder
+from autotune.service.driver import PROGRAM, SearchFolder
 from autotune.service.problems import Problem
 from autotune.service.service import open_database
 from autotune.service.store.database import Database
@@ -99,6 +100,13 @@ def test_a_line_of_the_log_is_an_object(capsys, monkeypatch):
     logging.getLogger("autotune.service").info("search %s: \n%s", "a", "b")
     row = json.loads(capsys.readouterr().err)
     assert (row["level"], row["message"]) == ("INFO", "search a: \nb")
+
+
+def test_a_file_of_the_job_is_never_run_in_place_of_its_driver(tmp_path):
+    """`autotune.py` in the folder that the driver is started in: what people call their own helper."""
+    (tmp_path / "autotune.py").write_text("raise SystemExit('the job')")
+    ended = subprocess.run([*PROGRAM, "--version"], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_what_a_task_writes_into_its_drivers_progress_is_no_event(tmp_path):
