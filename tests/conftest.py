@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from command_line import Ended, run_here
+from full_disk import mounted
 from gloo_pair import found_by_two
 from search_tables import SMALL, InMemory, empty_database
 
@@ -101,6 +102,13 @@ def folder(tmp_path: Path) -> Path:
         shutil.copy(task, tmp_path)
     (tmp_path / "space.yaml").write_text("schema: autotune/space@1\nbatch: auto\n")
     return tmp_path
+
+
+@pytest.fixture
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder on a small disk of its own."""
+    with mounted(tmp_path_factory.mktemp("disk")) as path:
+        yield path
 
 
 @pytest.fixture

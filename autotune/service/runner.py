@@ -32,6 +32,7 @@ class Runner:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._held: dict[str, Lease] = {}
+        self._shortage: str | None = None
         self._pool = ThreadPoolExecutor(options.num_searches, thread_name_prefix="search")
         self._thread = threading.Thread(target=self._run, name="runner", daemon=True)
 
@@ -68,11 +69,18 @@ class Runner:
                 if time.monotonic() >= look_at:  # leases end by time alone: nothing that wakes it ends one
                     self._recover(all_held=everything)
                     everything, look_at = False, time.monotonic() + 2 * self._options.beat_s
-                while len(self._held) < self._options.num_searches and (lease := self._leases.claim()):
+                while self._may_begin() and (lease := self._leases.claim()):
                     self._begin(lease)
             except SQLAlchemyError as reason:
                 _LOG.error("the database failed: %s; trying again", words_of(reason))
             self._wake.wait(2 * self._options.beat_s)
+
+    def _may_begin(self) -> bool:
+        """Whether a place is free and there is room; the log says once that there is none, and once that there is."""
+        before, self._shortage = self._shortage, self._places.shortage()
+        if self._shortage != before:
+            _LOG.error("%s: %s", self._places.state, self._shortage or "There is room again.")
+        return self._shortage is None and len(self._held) < self._options.num_searches
 
     def _begin(self, lease: Lease) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from ..errors import StudyError, TrialsLost
+from ..units import format_bytes
 from .archives import Limits, unpack
 from .driver import PROGRAM, Driver, SearchFolder
 from .findings import Documents, Summary, read_documents
@@ -32,6 +34,10 @@ _INTERRUPTED = 130
 _LONGEST_END_S = 60.0
 """After ``now``, and when the server ends: a driver that goes on for longer is killed."""
 _LOOK_S = 0.2
+LEAST_FREE_BYTES = 16 * 2**20
+"""With less on the state folder's disk no search is begun: a driver could not even say why it ends."""
+_NO_ROOM = ("No space left on device", "Disk quota exceeded", "database or disk is full")
+"""What a system and SQLite say of a full disk."""
 REFUSED = (DataError, IntegrityError)
 """What a database answers to values that it takes from nobody, however often they are written."""
 
@@ -47,6 +53,16 @@ class Places:
     def archives(self) -> Path:
         """Archives by their hashes."""
         return self.state / "archives"
+
+    def shortage(self) -> str | None:
+        """Why no search can be begun here, in words; None where there is room."""
+        try:
+            disk = os.statvfs(self.state)
+        except OSError as reason:
+            return f"The service's folder cannot be used: {reason.strerror}. Searches wait until it is back."
+        if disk.f_bavail * disk.f_frsize >= LEAST_FREE_BYTES and (disk.f_favail or not disk.f_files):
+            return None
+        return f"The service's disk is full (less than {format_bytes(LEAST_FREE_BYTES)} free): searches wait for room."
 
     def search(self, search_id: str) -> SearchFolder:
         """The folder of one search."""
@@ -90,15 +106,17 @@ class Supervisor:
             with suppress(Stale):
                 self._finish(State.CANCELLED, "cancelled")
             return
-        try:
-            self._prepare()
-        except Problem as problem:
-            with suppress(Stale):
-                self._finish(State.FAILED if problem.status == 422 else State.ERROR, problem.detail)
-            return
         lease = self._lease
         try:
+            self._prepare()
             driver = Driver(lease.search_id, lease.spec, self._folder, lease.attempt, self._options)
+        except Problem as problem:
+            with suppress(Stale):
+                if problem.status == 507:
+                    self._give_back(problem.detail, is_failure=True)
+                else:
+                    self._finish(State.FAILED if problem.status == 422 else State.ERROR, problem.detail)
+            return
         except OSError as reason:
             with suppress(Stale):
                 self._give_back(f"its driver could not be started: {reason.strerror}.", is_failure=True)
@@ -198,13 +216,16 @@ class Supervisor:
         found, (error, kind) = read_documents(self._folder.plan), self._folder.read_error()
         at_once = mode == "now" or self._stop.is_set()  # else nobody here kills it
         was_ended = code == _INTERRUPTED or (was_asked and (code == -signal.SIGTERM or (code < 0 and at_once)))
+        is_lost = kind == TrialsLost.__name__ or any(words in error for words in _NO_ROOM)
+        if not error and (code == 2 or (code == 1 and self._places.shortage())):  # a full disk: it could not say why
+            is_lost, error = True, f"its driver ended with exit code {code}: {self._last_words().splitlines()[-1]}"
         if found is not None and (code == 0 or (code == _INTERRUPTED and mode == "finish")):
             self._finish(State.SUCCEEDED, "" if code == 0 else "ended early: the best so far", found)
-        elif kind == TrialsLost.__name__ and mode == "now":
+        elif is_lost and mode == "now":
             self._finish(State.CANCELLED, "cancelled")
         elif code == 0:
             self._finish(State.ERROR, "the driver ended well, and left no plan that can be read.")
-        elif kind == TrialsLost.__name__ and mode != "now":
+        elif is_lost:
             self._give_back(error.partition("\n")[0], is_failure=True)
         elif code in _ENDS:
             self._finish(State.ERROR if kind == StudyError.__name__ else _ENDS[code], error or self._last_words())
@@ -220,6 +241,9 @@ class Supervisor:
         self._retried(lambda: self._leases.finish(self._lease, state, message, found))
 
     def _give_back(self, message: str, *, is_failure: bool) -> None:
+        """A disk that is full is nobody's failure: nothing is begun before there is room."""
+        if shortage := self._places.shortage():
+            message, is_failure = f"{message} {shortage}", False
         self._retried(lambda: self._leases.give_back(self._lease, message, is_failure=is_failure))
 
     def _record(self) -> bool:

@@ -5,13 +5,11 @@ One fault of each kind; ``python -m benchmarks.faults`` does hundreds.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import re
 import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from pathlib import Path
 import optuna
 import pytest
 from command_line import Running, start
+from full_disk import fill
 
 from autotune.measure.processes import descendants
 from autotune.testing.executors import Pids, wait_for_end
@@ -121,24 +120,6 @@ def test_a_joined_cluster_that_dies_is_an_error_with_what_to_do(folder: Path):
     )
     assert "gcs" not in ended.stderr  # Ray's own lines
     assert set(stored(folder, "healthy")) == {"measured"}
-
-
-@pytest.fixture
-def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder on a disk of its own, of 1 MiB."""
-    path = tmp_path_factory.mktemp("disk")
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a disk can be mounted by root alone")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-def fill(disk: Path) -> None:
-    """Leave no room on it."""
-    with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
 
 
 @pytest.mark.slow

@@ -78,6 +78,19 @@ def test_what_ran_the_trials_and_failed_is_not_the_users_fault(client):
     assert client.post(f"/v1/searches/{search['id']}/resume").status_code == 202
 
 
+def test_where_the_disk_is_full_searches_wait(client, monkeypatch):
+    """No driver is begun, `/readyz` says why, and what waits can be cancelled; with room again it runs."""
+    monkeypatch.setattr("autotune.service.supervisor.LEAST_FREE_BYTES", 2**60)
+    ready = client.get("/readyz")
+    assert (ready.status_code, "disk is full" in ready.json()["detail"]) == (503, True)
+    waits, other = submit(client, trials=1, name="waits"), submit(client, trials=1, name="other")
+    assert client.post(f"/v1/searches/{other}/cancel", json={"mode": "now"}).json()["state"] == "CANCELLED"
+    assert client.get(f"/v1/searches/{waits}").json()["state"] == "QUEUED"
+    monkeypatch.undo()
+    assert until(client, waits, *ENDS)["state"] == "SUCCEEDED"
+    assert client.get("/readyz").status_code == 200
+
+
 def test_a_long_log_is_cut_to_its_end(tmp_path):
     """5 MiB become 256 KiB, which say so; the driver, which has the file open, goes on behind them."""
     folder = SearchFolder(tmp_path)

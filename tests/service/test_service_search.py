@@ -1,4 +1,4 @@
-"""A real search through the service: its driver is killed in the middle, and nothing that was measured is lost."""
+"""Real searches through the service: whatever happens to the driver, nothing that was measured is lost."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from full_disk import fill
 from service_runs import ENDS, archive, put, serving, until
 from sqlalchemy import select
 
@@ -19,6 +21,13 @@ from autotune.workers.process import with_variable
 
 OPTIONS = RunnerOptions(beat_s=0.05, program=(sys.executable, "-m", "autotune"), driver_options=("--executor=local",))
 TASK = (Path(__file__).parents[1] / "tasks" / "healthy.py").read_text()
+
+
+def submitted(client):
+    """A search that runs until it is ended."""
+    sha256 = put(client, archive(model__py=TASK)).json()["sha256"]
+    spec = {"task": "model.py", "archive": sha256, "sampler": "random", "trial_time": "0.2s", "device": "cpu"}
+    return client.post("/v1/searches", json=spec).json()["id"]
 
 
 def trials_of(client, search_id, count, timeout_s=600.0):
@@ -36,9 +45,7 @@ def trials_of(client, search_id, count, timeout_s=600.0):
 def test_a_real_search_survives_its_drivers_death(tmp_path):
     """SIGKILL after the reference: the second driver has it from the study, goes on, and writes a plan when asked."""
     with serving(tmp_path / "state", OPTIONS) as (client, service):
-        sha256 = put(client, archive(model__py=TASK)).json()["sha256"]
-        spec = {"task": "model.py", "archive": sha256, "sampler": "random", "trial_time": "0.2s", "device": "cpu"}
-        search_id = client.post("/v1/searches", json=spec).json()["id"]
+        search_id = submitted(client)
         (reference,) = trials_of(client, search_id, 1)[:1]
         with service.database.reading() as connection:
             pid = connection.scalar(select(SEARCHES.c.pid).where(SEARCHES.c.id == search_id))
@@ -55,3 +62,37 @@ def test_a_real_search_survives_its_drivers_death(tmp_path):
         (tmp_path / "plan.yaml").write_text(client.get(f"/v1/searches/{search_id}/plan").text)
         assert load_plan(tmp_path / "plan.yaml").search.stopped == "interrupted"
         assert with_variable(f"AUTOTUNE_SERVICE_SEARCH={search_id}") == []
+
+
+@pytest.mark.medium
+def test_a_driver_that_cannot_say_why_it_ends_is_not_the_users_fault(tmp_path):
+    """The real one, where nothing can be printed: it leaves with 2, as of a user's mistake, and without a document."""
+    program = ("bash", "-c", f'exec {sys.executable} -m autotune "$@" >/dev/full', "driver")
+    with serving(tmp_path / "state", replace(OPTIONS, program=program, pauses_s=(0.1, 0.1))) as (client, _):
+        sha256 = put(client, archive(model__py="")).json()["sha256"]
+        search_id = client.post("/v1/searches", json={"task": "other.py", "archive": sha256}).json()["id"]
+        search = until(client, search_id, *ENDS)
+    assert (search["state"], search["attempt"]) == ("ERROR", 3)
+    assert "What was to be printed could not be written: No space left on device." in search["message"]
+
+
+@pytest.mark.slow
+def test_a_real_search_waits_for_room_on_a_full_disk(tmp_path, small_disk):
+    """Filled after the reference, under the driver's study: the search is in the queue again, which `/readyz` explains,
+    and goes on once there is room."""
+    with serving(small_disk / "state", OPTIONS, f"sqlite:///{tmp_path}/service.db") as (client, _):
+        search_id = submitted(client)
+        reference = trials_of(client, search_id, 1)[0]
+        ballast = fill(small_disk)
+        search = until(client, search_id, "QUEUED", *ENDS)
+        ready = client.get("/readyz")
+        assert (search["state"], ready.status_code) == ("QUEUED", 503), search["message"]
+        assert all("disk is full" in said for said in (search["message"], ready.json()["detail"]))
+        ballast.unlink()
+        until(client, search_id, "RUNNING", *ENDS)
+        assert client.get("/readyz").status_code == 200
+        trials = trials_of(client, search_id, 2)
+        assert [trial["number"] for trial in trials] == [*range(len(trials))]
+        assert trials[0] == reference
+        client.post(f"/v1/searches/{search_id}/cancel", json={"mode": "now"})
+        assert until(client, search_id, *ENDS)["state"] == "CANCELLED"

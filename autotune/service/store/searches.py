@@ -234,9 +234,10 @@ class Searches:
         with self._database.writing() as connection:
             row = self._row(connection, search_id, to_change=True)
             mine = SEARCHES.c.id == search_id
-            if row.state == State.QUEUED and row.attempt == 0:
-                said = {"state": State.CANCELLED, "words": "cancelled before it began"}
-                changes = {"state": State.CANCELLED, "message": said["words"], "ended_at": now()}
+            if row.state == State.QUEUED and (row.attempt == 0 or mode == "now"):
+                words = "cancelled" if row.attempt else "cancelled before it began"
+                said = {"state": State.CANCELLED, "words": words}
+                changes = {"state": State.CANCELLED, "message": words, "ended_at": now(), "retry_at": None}
                 append(connection, and_(mine, SEARCHES.c.state == State.QUEUED), [("state", said)], **changes)
             elif row.state in OPEN and row.cancel_mode != "now" and row.cancel_mode != mode:
                 held = row.state in may_become(State.CANCELLING) or row.state == State.CANCELLING

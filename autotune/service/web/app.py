@@ -85,6 +85,8 @@ def make_app(service: Service, *, keep_s: float | None = None, requests_per_s: f
             raise Problem(503, "the database does not answer.") from None
         if not service.runner.is_alive():
             raise Problem(503, "no searches are taken: the server is starting, or ends.")
+        if (shortage := service.places.shortage()) is not None:
+            raise Problem(503, shortage)
         return "ready\n"
 
     @app.get("/metrics", response_class=PlainTextResponse, responses={401: {}, 403: {}})
