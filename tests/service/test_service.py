@@ -8,7 +8,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from service_runs import ENDS, OPTIONS, serving, submit, until
+from service_runs import ENDS, OPTIONS, serving, spec, submit, until
 from sqlalchemy import select
 
 from autotune.service.driver import SearchFolder
@@ -89,6 +89,27 @@ def test_where_the_disk_is_full_searches_wait(client, monkeypatch):
     monkeypatch.undo()
     assert until(client, waits, *ENDS)["state"] == "SUCCEEDED"
     assert client.get("/readyz").status_code == 200
+
+
+def test_a_database_that_is_removed_or_replaced_under_the_server_is_noticed(tmp_path):
+    """`/readyz` says so, nothing is taken that would be lost, and once the file is back the server goes on."""
+    with serving(tmp_path / "s") as (client, _):
+        search = spec(client, trials=1)
+        files = [*(tmp_path / "s").glob("service.db*")]
+        (tmp_path / "away").mkdir()
+        for path in files:
+            path.rename(tmp_path / "away" / path.name)
+        for replace in (False, True):
+            if replace:
+                shutil.copy(tmp_path / "away" / "service.db", tmp_path / "s" / "service.db")
+            for answer in (client.get("/readyz"), client.post("/v1/searches", json=search)):
+                said = answer.json()["detail"]
+                assert (answer.status_code, "file was removed or replaced" in said) == (503, True), said
+        for path in files:
+            (tmp_path / "away" / path.name).rename(path)
+        assert client.get("/readyz").status_code == 200
+        search_id = client.post("/v1/searches", json=search).json()["id"]
+        assert until(client, search_id, *ENDS)["state"] == "SUCCEEDED"
 
 
 def test_a_long_log_is_cut_to_its_end(tmp_path):

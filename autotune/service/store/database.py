@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, Float, create_engine, event
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
@@ -49,6 +50,16 @@ def _postgresql_now(element: Any, compiler: Any, **options: Any) -> str:
     return "extract(epoch from clock_timestamp())::double precision"
 
 
+class Replaced(SQLAlchemyError):
+    """The file was removed or replaced under the running server: what is written to the old one, nobody finds again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the database's file was removed or replaced while the server runs, and nothing is written to it. Put the "
+            "file back, or start the server again with the one that is there"
+        )
+
+
 class Database:
     """Connections for short transactions: nothing slow, no disk and no network, happens within one."""
 
@@ -78,6 +89,7 @@ class Database:
                 "--database: a file was expected, sqlite:///path.db: what is in memory ends with the server."
             )
         self._writer = threading.Lock() if self.is_sqlite else None
+        self._file: tuple[int, int] | None = None
         if self.is_sqlite:
             set_up(self.engine, foreign_keys="ON", busy_timeout=_BUSY_MS, cache_size=-_CACHE_KIB)
             event.listen(self.engine, "connect", _leave_transactions)
@@ -90,14 +102,24 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A transaction that reads."""
+        """A transaction that reads.
+
+        Raises:
+            Replaced: the file is another since :meth:`migrate`.
+        """
+        self._check_file()
         with self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction that writes, committed at its end. With SQLite they queue up for one another here."""
+        """A transaction that writes, committed at its end. With SQLite they queue up for one another here.
+
+        Raises:
+            Replaced: the file is another since :meth:`migrate`.
+        """
         with self._writer or nullcontext(), self.engine.connect() as connection:
+            self._check_file()
             writer = connection.execution_options(writes=True)
             with writer.begin():
                 yield writer
@@ -122,11 +144,24 @@ class Database:
                         "has changed nothing."
                     )
                 _upgrade(config)
+            self._file = self._identity()
         except (DBAPIError, sqlite3.Error) as reason:
             raise UserError(
                 f"--database: it cannot be reached, or not written: {hidden(words_of(reason), self._url)}. Is the "
                 "server up, the folder writable, and the file a database?"
             ) from None
+
+    def _identity(self) -> tuple[int, int] | None:
+        """Device and number of SQLite's file; None where there is none."""
+        try:
+            found = None if self.path is None else os.stat(self.path)
+        except OSError:
+            return None
+        return found and (found.st_dev, found.st_ino)
+
+    def _check_file(self) -> None:
+        if self._file is not None and self._identity() != self._file:
+            raise Replaced
 
     def close(self) -> None:
         """Close every connection."""
@@ -152,7 +187,7 @@ def _upgrade(config: Config) -> None:
 
 def words_of(reason: Exception) -> str:
     """The database's error message, without the statement and its values."""
-    said = reason if isinstance(reason, sqlite3.Error) else getattr(reason, "orig", None)
+    said = reason if isinstance(reason, sqlite3.Error | Replaced) else getattr(reason, "orig", None)
     return type(reason).__name__ if said is None else str(said).strip().partition("\n")[0][:300]
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, TimeoutError
 from starlette.exceptions import HTTPException
 
 from ..problems import Problem
-from ..store.database import words_of
+from ..store.database import Replaced, words_of
 
 _LOG = logging.getLogger("autotune.service")
 _TITLES = {
@@ -54,10 +54,12 @@ def answer_problems(app: FastAPI) -> None:
         return _answer(422, said or "the request cannot be read", errors=rows)
 
     @app.exception_handler(DBAPIError)
+    @app.exception_handler(Replaced)
     @app.exception_handler(TimeoutError)
     async def no_database(request: Request, error: Exception) -> JSONResponse:
         _LOG.error("the database failed: %s", words_of(error))
-        response = _answer(503, "the database does not answer. Nothing was done; try again in a moment.")
+        said = words_of(error) if isinstance(error, Replaced) else "the database does not answer"
+        response = _answer(503, f"{said}. Nothing was done; try again in a moment.")
         response.headers["Retry-After"] = "5"
         return response
 

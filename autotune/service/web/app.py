@@ -78,11 +78,8 @@ def make_app(service: Service, *, keep_s: float | None = None, requests_per_s: f
     @app.get("/readyz", response_class=PlainTextResponse, responses={503: {}})
     def is_ready() -> str:
         """Whether the database answers and searches are accepted."""
-        try:
-            with service.database.reading() as connection:
-                connection.execute(text("SELECT 1"))
-        except SQLAlchemyError:
-            raise Problem(503, "the database does not answer.") from None
+        with service.database.reading() as connection:
+            connection.execute(text("SELECT 1"))
         if not service.runner.is_alive():
             raise Problem(503, "no searches are taken: the server is starting, or ends.")
         if (shortage := service.places.shortage()) is not None:
