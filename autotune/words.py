@@ -119,10 +119,12 @@ def card_words(states: Sequence[CardState]) -> str:
     clock, power, others = mean("clock_mhz"), mean("power_w"), mean("others")
     least = min((one.least_clock_mhz for one in states if one.least_clock_mhz is not None), default=None)
     heat = max((one.temperature_c for one in states if one.temperature_c is not None), default=None)
+    limit = min((one.power_limit_w for one in states if one.power_limit_w is not None), default=None)
     lowered = dict.fromkeys(reason for one in states for reason in one.lowered)
     parts = [f"{clock:,.0f} MHz" + (f" (at least {least:,})" if least else "")] if clock is not None else []
     parts += [f"lowered {' and '.join(lowered)}"] if lowered else []
     parts += [f"{power:.0f} W"] if power is not None else []
+    parts += [f"limited to {limit:.0f} W (below its default)"] if limit is not None else []
     parts += [f"{heat} °C"] if heat is not None else []
     parts += [f"others computed {others:.0%} of the time"] if others else []
     return ", ".join(parts)

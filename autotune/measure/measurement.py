@@ -212,6 +212,8 @@ class CardState(_Frozen):
     """Why it was lowered, if it was; not by a limit of power, which what is computed reaches by itself."""
     power_w: float | None
     """Mean power."""
+    power_limit_w: float | None = None
+    """The limit of its power, where that is set below the card's default."""
     temperature_c: int | None
     """The highest temperature."""
     others: float | None

@@ -62,6 +62,8 @@ def _what_nvml_says() -> dict[str, Any]:
             "others": len(pynvml.nvmlDeviceGetComputeRunningProcesses(found)),
             "clock_mhz": _asked(lambda: pynvml.nvmlDeviceGetClockInfo(found, pynvml.NVML_CLOCK_SM)),
             "temperature_c": _asked(lambda: pynvml.nvmlDeviceGetTemperature(found, pynvml.NVML_TEMPERATURE_GPU)),
+            "power_limit_mw": _asked(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(found)),
+            "usual_power_limit_mw": _asked(lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(found)),
         }
     except Skipped as reason:
         return {"nvml": str(reason)}

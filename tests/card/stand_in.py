@@ -157,6 +157,8 @@ class Card:
     throttle_reasons: int = 0
     """As ``pynvml.nvmlClocksEventReason*`` has them."""
     power_w: float = 250.0
+    power_limit_w: float = 400.0
+    default_power_limit_w: float = 400.0
     temperature_c: int = 50
 
     fails: dict[str, str | BaseException] = field(default_factory=dict)
@@ -839,6 +841,8 @@ def _patch_nvml(patch: pytest.MonkeyPatch, card: Card) -> None:
         "nvmlDeviceGetCurrentClocksThrottleReasons": told(throttled),
         "nvmlDeviceGetCurrentClocksEventReasons": told(throttled),
         "nvmlDeviceGetPowerUsage": told(lambda handle: round(handle.power_w * 1000)),
+        "nvmlDeviceGetEnforcedPowerLimit": told(lambda handle: round(handle.power_limit_w * 1000)),
+        "nvmlDeviceGetPowerManagementDefaultLimit": told(lambda handle: round(handle.default_power_limit_w * 1000)),
         "nvmlDeviceGetTemperature": told(lambda handle: handle.temperature_c),
         "nvmlDeviceGetUtilizationRates": told(
             lambda handle: types.SimpleNamespace(gpu=sum(one.utilization for one in handle.processes), memory=0)

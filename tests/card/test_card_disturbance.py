@@ -72,6 +72,7 @@ def test_a_card_of_its_own_is_calm_and_its_state_is_kept(card: Card) -> None:
         "least_clock_mhz": 1305,
         "lowered": (),
         "power_w": 310.5,
+        "power_limit_w": None,
         "temperature_c": 71,
         "others": 0.0,
     }
@@ -169,3 +170,14 @@ def test_a_plan_says_what_the_card_was_like_while_it_was_measured(card: Card) ->
     card.has_nvml = False
     assert measured(card).card is None
     assert environment_of(facts()).card is None
+
+
+def test_a_limit_of_power_below_the_card_s_default_is_told(card: Card) -> None:
+    """Of 400 W: whoever compares a plan with another card of its kind reads why it is slower."""
+    card.clock_mhz, card.power_w, card.power_limit_w, card.temperature_c = 1100, 248.0, 250.0, 60
+    found = measured(card).card
+    assert found is not None
+    assert found.power_limit_w == 250
+    plan = Plan(settings=Settings(batch=Batch(micro=1)), environment=environment_of(facts(), [found]))
+    said = "1,100 MHz (at least 1,100), 248 W, limited to 250 W (below its default), 60 °C, while the plan was measured"
+    assert ("GPU", said) in found_rows(Plan.from_yaml(plan.to_yaml()))["Measured on"]

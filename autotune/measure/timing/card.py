@@ -53,6 +53,8 @@ class Sample(NamedTuple):
     temperature_c: int | None = None
     others: float | None = None
     """Share of the card's time that other processes computed since the sample before."""
+    power_limit_w: float | None = None
+    """The limit of its power, where that is set below the card's default."""
 
 
 class CardWatch:
@@ -102,6 +104,7 @@ class CardWatch:
             least_clock_mhz=min(clocks, default=None),
             lowered=tuple(lowered),
             power_w=round(statistics.fmean(powers), 1) if powers else None,
+            power_limit_w=min((one.power_limit_w for one in samples if one.power_limit_w is not None), default=None),
             temperature_c=max(temperatures, default=None),
             others=round(statistics.fmean(others), 3) if others else None,
         )
@@ -167,6 +170,8 @@ def _look(nvml: Any, uuid: str, seen: int | None) -> tuple[Sample, int | None]:
             return None
 
     milliwatts = told(lambda: nvml.nvmlDeviceGetPowerUsage(card))
+    limit = told(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card))
+    usual = told(lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(card))
     found = None if seen is None else told(partial(_others, nvml, card, seen))
     others, seen = found or (None, seen)
     sample = Sample(
@@ -176,6 +181,7 @@ def _look(nvml: Any, uuid: str, seen: int | None) -> tuple[Sample, int | None]:
         None if milliwatts is None else milliwatts / 1000,
         told(lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU)),
         others,
+        limit / 1000 if limit is not None and usual is not None and limit < usual else None,
     )
     return sample, seen
 
