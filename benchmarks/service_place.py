@@ -121,7 +121,7 @@ def _serve(
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         prepare()
-        service = open_service(state, url, options, on_loopback=True)
+        service = open_service(state, url, options)
         config = uvicorn.Config(
             make_app(service), log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=2
         )

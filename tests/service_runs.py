@@ -24,12 +24,18 @@ OPTIONS = RunnerOptions(num_searches=2, lease_s=5.0, beat_s=0.05, pauses_s=(0.1,
 LOCAL = "http://localhost"
 
 
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
 @contextmanager
 def serving(
     state: Path, options: RunnerOptions = OPTIONS, url: str | None = None, **more: Any
 ) -> Iterator[tuple[TestClient, Service]]:
-    service = open_service(state, url, options, **{"on_loopback": True, **more})
+    """A client with the token of the server's run, and the service."""
+    service = open_service(state, url, options, **more)
     with TestClient(make_app(service), base_url=LOCAL, raise_server_exceptions=False) as client:
+        client.headers.update(bearer(service.tokens.make_for_run()))
         yield client, service
 
 

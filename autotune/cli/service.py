@@ -33,7 +33,7 @@ _DEFAULT_STATE = Path("autotune-service")
 @serve.callback()
 def run(
     context: typer.Context,
-    host: Annotated[str, typer.Option(help="Address to bind; others than loopback need a token.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind.")] = 8470,
     state: State = _DEFAULT_STATE,
     database: DatabaseUrl = None,
@@ -56,8 +56,9 @@ def run(
 ) -> None:
     """Run the service: searches that are submitted over HTTP, each by a driver process of its own.
 
-    It runs the code that it is sent, as its own user. Bound to loopback it asks nobody for a token until there is
-    one; bound elsewhere it does not start without. Whatever is killed, a search goes on from what was measured.
+    It runs the code that it is sent, as its own user, for whoever has a token (`serve token create`). Where there is
+    none, it prints a link to its page with one that is an admin's until the server ends. Whatever is killed, a search
+    goes on from what was measured.
     """
     if context.invoked_subcommand is not None:
         return

@@ -41,8 +41,6 @@ class Service:
     tokens: Tokens
     home: str
     """The state folder's own name."""
-    on_loopback: bool
-    """Nobody outside this machine can reach it."""
     places: Places
     runner: Runner
     shared: tuple[Path, ...]
@@ -98,35 +96,26 @@ class Service:
             held.release()
 
 
-def open_service(
-    state: Path, url: str | None, options: RunnerOptions, *, on_loopback: bool, shared: tuple[Path, ...] = ()
-) -> Service:
+def open_service(state: Path, url: str | None, options: RunnerOptions, *, shared: tuple[Path, ...] = ()) -> Service:
     """Open the state folder and the database, and bring the schema up to date. The runner is not started.
 
     Args:
         state: the folder of files.
         url: of the database; None is SQLite in ``state``.
         options: how searches are run.
-        on_loopback: nobody outside this machine can reach the service.
         shared: folders that submits may name paths in.
 
     Raises:
-        UserError: another server uses them, they cannot be used, or others can reach a service without tokens.
+        UserError: another server uses them, or they cannot be used.
     """
     database, locks = open_database(state, url)
-    tokens = Tokens(database)
-    if not on_loopback and not tokens.are_there():
-        raise UserError(
-            "--host: others can reach the service there, and it runs the code that it is sent, but there is no token. "
-            "Make one first: autotune serve token create --role admin; or bind to 127.0.0.1."
-        )
     places, home = Places(state), _home(state)
     for part in places.archives.glob(".*.part"):  # of uploads when the last server was killed
         part.unlink()
     leases = Leases(database, home, options.lease_s, options.pauses_s)
     runner = Runner(leases, places, options)
     roots = tuple(Path(os.path.realpath(root)) for root in shared)
-    return Service(database, Searches(database), tokens, home, on_loopback, places, runner, roots, locks)
+    return Service(database, Searches(database), Tokens(database), home, places, runner, roots, locks)
 
 
 def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[Database, tuple[BaseFileLock, ...]]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
 
+import httpx
 import pytest
 import uvicorn
 import yaml
+from command_line import PROGRAM, environment
 from service_runs import OPTIONS
 
 from autotune.service.client import Client
@@ -22,17 +27,19 @@ from autotune.service.web.app import make_app
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    """A server on a port of its own, in a thread."""
+    """A server on a port of its own, in a thread; the token of its run is in the environment."""
     options = replace(OPTIONS, pauses_s=(600.0, 600.0))
     folder = tmp_path_factory.mktemp("cli")
     (folder / "shared").mkdir()
-    service = open_service(folder / "state", None, options, on_loopback=True, shared=(folder / "shared",))
+    service = open_service(folder / "state", None, options, shared=(folder / "shared",))
     server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         assert thread.is_alive()
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOTUNE_TOKEN", service.tokens.make_for_run())
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
 
@@ -61,7 +68,7 @@ def test_a_failed_search_leaves_with_its_code_and_words(here, url, tmp_path):
 
 def test_status_says_when_a_search_that_failed_is_tried_again(here, url, tmp_path):
     (tmp_path / "model.py").write_text('{"error": "the cluster has gone.", "kind": "TrialsLost"}')
-    with Client(url) as client:
+    with Client(url, os.environ["AUTOTUNE_TOKEN"]) as client:
         search_id = client.submit(tmp_path, task="model.py")["id"]
         while (at := client.search(search_id)["retry_at"]) is None:
             time.sleep(0.02)
@@ -73,7 +80,7 @@ def test_status_says_when_a_search_that_failed_is_tried_again(here, url, tmp_pat
 
 def test_a_cancelled_search_goes_on_and_one_that_waits_has_another_priority(here, url, tmp_path):
     (tmp_path / "model.py").write_text('{"error": "the cluster has gone.", "kind": "TrialsLost"}')
-    with Client(url) as client:
+    with Client(url, os.environ["AUTOTUNE_TOKEN"]) as client:
         search_id = client.submit(tmp_path, task="model.py")["id"]
         while client.search(search_id)["retry_at"] is None:
             time.sleep(0.02)
@@ -113,14 +120,25 @@ def test_what_is_not_there_is_said(here, url, tmp_path):
 
 
 @pytest.mark.medium
-def test_a_server_that_is_told_to_end_ends_well(tmp_path):
-    """SIGTERM: exit code 0, as what keeps services running expects."""
-    command = [sys.executable, "-m", "autotune", "serve", "--executor", "local", "--port", "0"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
+def test_a_server_without_tokens_prints_one_and_ends_well_when_it_is_told_to(tmp_path):
+    """An admin's, in a link to the page and for the commands; nobody is let in without. SIGTERM: exit code 0, as what
+    keeps services running expects."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    command = [*PROGRAM, "serve", "--executor", "local", "--port", url.rpartition(":")[2]]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as server:
+        said = ""
         for line in server.stderr:
+            said += line
             if "running on" in line:
+                (token,) = re.findall(r"AUTOTUNE_TOKEN=(\S+)", said)
+                assert f"{url}/#token={token}" in said
+                assert httpx.get(f"{url}/v1/tokens").status_code == 401
+                with Client(url, token) as client:
+                    assert [*client.searches()] == []
                 server.send_signal(signal.SIGTERM)
         assert server.wait() == 0
+    assert not any(token.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 def test_tokens_are_made_listed_and_revoked(here, tmp_path):
@@ -159,11 +177,6 @@ def test_a_shared_folder_that_is_none_is_refused(here, tmp_path):
         2,
         "--shared none: a folder was expected. Make it first, or name another.\n",
     )
-
-
-def test_serve_refuses_to_be_reached_without_a_token(here, tmp_path):
-    ended = here("serve", "--host", "0.0.0.0", cwd=tmp_path)
-    assert (ended.returncode, "there is no token" in ended.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("server", ["ftp://host", "localhost:8470", "http://"])
@@ -235,7 +248,7 @@ def test_a_list_is_gone_on_with(here, url, jobs):
     ended = here(*arguments, cwd=jobs)
     assert (ended.returncode, [row["state"] for row in json.loads(ended.stdout)["jobs"]]) == (2, ["done", "failed"])
     ids = [row["search"] for row in json.loads(here(*arguments, "--resume", cwd=jobs).stdout)["jobs"]]
-    with Client(url) as client:
+    with Client(url, os.environ["AUTOTUNE_TOKEN"]) as client:
         assert [client.search(each)["attempt"] for each in ids] == [1, 2]
 
 

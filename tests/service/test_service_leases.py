@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 from postgresql import Cluster, missing
-from service_runs import LOCAL, OPTIONS, archive, serving, spec, until
+from service_runs import LOCAL, OPTIONS, archive, bearer, serving, spec, until
 from sqlalchemy import inspect, update
 
 from autotune.errors import UserError
@@ -245,7 +245,8 @@ def test_two_servers_with_one_database_run_what_was_sent_to_each(tmp_path, postg
         search_id = client.post("/v1/searches", json=body).json()["id"]
         search = until(client, search_id, *END_STATES)
         assert (search["state"], search["attempt"]) == ("SUCCEEDED", 1)
-        assert TestClient(make_app(a), base_url=LOCAL).post("/v1/searches", json=body).status_code == 422
+        other = TestClient(make_app(a), base_url=LOCAL, headers=bearer(a.tokens.make_for_run()))
+        assert other.post("/v1/searches", json=body).status_code == 422
         assert forget_old(a, -1.0) == (0, 0)
         assert forget_old(b, -1.0) == (1, 1)
         assert not b.places.search(search_id).path.exists()

@@ -18,16 +18,17 @@ pytestmark = pytest.mark.skipif(missing(), reason="Chromium is not installed")
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """A server with a search of 120 trials, and its page."""
+    """A server with a search of 120 trials, and the link to its page that it would print."""
     state = tmp_path_factory.mktemp("page") / "state"
     search_id = fill(state, 120)
-    service = open_service(state, None, OPTIONS, on_loopback=True)
+    service = open_service(state, None, OPTIONS)
     server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         assert thread.is_alive()
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/#/", search_id
+    port, token = server.servers[0].sockets[0].getsockname()[1], service.tokens.make_for_run()
+    yield f"http://127.0.0.1:{port}/#token={token}", search_id
     server.should_exit = True
     thread.join()
 
@@ -40,6 +41,7 @@ def test_a_search_is_shown_on_a_phone_in_the_dark_and_by_keyboard(shown):
     with Page(390, 844, dark=True) as page:
         page.ask("Page.navigate", url=url)
         page.until("document.querySelectorAll('.card').length === 5")
+        assert page.evaluate("location.hash") == "#/"
         assert "has died. Tried again at " in page.evaluate("document.querySelector('.card').textContent")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.evaluate(f"document.querySelector('a[href=\"#/{search_id}\"]').focus()")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service_runs import DRIVER
+from service_runs import DRIVER, bearer
 
 from autotune.service.client import Client
 from autotune.service.store.database import Database
@@ -32,19 +32,19 @@ class Server:
             "from autotune.service.service import open_service\n"
             "from pathlib import Path\n"
             f"options = RunnerOptions(num_searches=2, lease_s={lease_s}, beat_s=0.05, program={DRIVER!r})\n"
-            f"service = open_service(Path({str(state)!r}), None, options, on_loopback=True)\n"
+            f"service = open_service(Path({str(state)!r}), None, options)\n"
             "import socket\n"
             "listening = socket.create_server(('127.0.0.1', 0))\n"
-            "print(listening.getsockname()[1], flush=True)\n"
+            "print(listening.getsockname()[1], service.tokens.make_for_run(), flush=True)\n"
             "uvicorn.Server(uvicorn.Config(make_app(service), log_level='error')).run([listening])\n"
         )
         with self.log.open("ab") as log:
             self.process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=log, text=True)
-        port = self.process.stdout.readline().strip()
+        port, _, self.token = self.process.stdout.readline().strip().partition(" ")
         assert port, self.log.read_text()
         self.port = int(port)
         self.url = f"http://127.0.0.1:{port}"
-        self.client = Client(self.url)
+        self.client = Client(self.url, self.token)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_a_server_that_is_woken_too_late_leaves_its_successors_driver_alone(tmp_
         until(held.exists)
         first.process.send_signal(signal.SIGCONT)
         until(lambda: "somebody else has it now" in first.log.read_text())
-        until(lambda: "\nautotune_drivers 0.0\n" in httpx.get(f"{first.url}/metrics").text)
+        until(lambda: "\nautotune_drivers 0.0\n" in httpx.get(f"{first.url}/metrics", headers=bearer(first.token)).text)
         assert identify(driver.pid) == driver
         held.with_name("go").touch()
         search = second.client.wait(search_id)
@@ -164,7 +164,7 @@ def test_clients_that_never_read_keep_nobody_waiting(tmp_path, job):
             silent[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             silent[-1].sendall(
                 f"GET /v1/searches/{search_id}/events HTTP/1.1\r\nHost: localhost\r\n"
-                "Accept: text/event-stream\r\n\r\n".encode()
+                f"Authorization: Bearer {server.token}\r\nAccept: text/event-stream\r\n\r\n".encode()
             )
         (job / "model.py").write_text('{"trials": 3}')
         other = server.client.submit(job, task="model.py")["id"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import sys
 import time
@@ -18,7 +17,7 @@ import uvicorn
 from ...errors import UserError
 from ...report.printing import print_json, tell
 from ...service.problems import Problem
-from ...service.service import open_database, open_service
+from ...service.service import Service, open_database, open_service
 from ...service.store.tokens import RoleName, Tokens, expiry_s
 from ...service.supervisor import RunnerOptions
 from ...service.web.app import make_app
@@ -65,9 +64,7 @@ def serve(options: ServeOptions) -> None:
             raise UserError(f"--shared {folder}: a folder was expected. Make it first, or name another.")
     address = [] if options.address is None else [f"--address={options.address}"]
     runner = RunnerOptions(num_searches=options.searches, driver_options=(f"--executor={options.executor}", *address))
-    service = open_service(
-        options.state.resolve(), options.database, runner, on_loopback=_is_loopback(options.host), shared=options.shared
-    )
+    service = open_service(options.state.resolve(), options.database, runner, shared=options.shared)
     config = uvicorn.Config(
         make_app(service, keep_s=keep_s, requests_per_s=options.requests_per_s),
         host=options.host,
@@ -90,14 +87,7 @@ def serve(options: ServeOptions) -> None:
             f"--tls-certificate {options.certificate}, --tls-key {options.key}: they cannot be used: "
             f"{reason.strerror or reason}. Give a certificate and its key as PEM files."
         ) from None
-    scheme = "http" if options.certificate is None else "https"
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    tell(f"autotune serves {scheme}://{host}:{options.port}; Ctrl-C ends it, and searches go on when it is back.")
-    tell(f"Its files are in {service.places.state}.")
-    if not service.tokens.were_made():
-        tell("There is no token: everybody on this machine may use it. `autotune serve token create` makes one.")
-    elif not service.tokens.are_there():
-        tell("Every token has expired or was revoked: nobody is let in. `autotune serve token create` makes one.")
+    _tell_where(service, options)
     try:
         with suppress(KeyboardInterrupt):  # the signal that it ended for, which uvicorn raises again
             uvicorn.Server(config).run()
@@ -107,6 +97,20 @@ def serve(options: ServeOptions) -> None:
         ) from None
     finally:
         service.close()
+
+
+def _tell_where(service: Service, options: ServeOptions) -> None:
+    """The address, and where nobody has a token, one."""
+    scheme = "http" if options.certificate is None else "https"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{options.port}"
+    tell(f"autotune serves {url}; Ctrl-C ends it, and searches go on when it is back.")
+    tell(f"Its files are in {service.places.state}.")
+    if not service.tokens.are_there():
+        secret = service.tokens.make_for_run()
+        tell("There is no token: this one is an admin's until the server ends. `serve token create` makes others.")
+        tell(f"  the page: {url}/#token={secret}")
+        tell(f"  commands: export AUTOTUNE_TOKEN={secret}")
 
 
 def create_token(state: Path, database: str | None, name: str, role: RoleName, expires: str, json: bool) -> None:
@@ -168,13 +172,6 @@ def _until(expires_at: float | None) -> str:
     if expires_at is None:
         return "never expires"
     return time.strftime("until %Y-%m-%d %H:%M", time.localtime(expires_at))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Json(logging.Formatter):

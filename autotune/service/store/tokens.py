@@ -42,12 +42,11 @@ class Caller(BaseModel):
 
     name: str
     role: Role
-    token_id: str = ""
-    """Empty where no token was asked for."""
+    token_id: str
 
 
-LOCAL = Caller(name="local", role=Role.admin)
-"""Any caller of a service that is bound to loopback and has no tokens."""
+_OF_RUN = Caller(name="(local)", role=Role.admin, token_id="(local)")
+"""Who has the token of :meth:`Tokens.make_for_run`, by a name that no other token can have."""
 
 
 class TokenRow(BaseModel):
@@ -66,6 +65,13 @@ class Tokens:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._of_run: str | None = None
+
+    def make_for_run(self) -> str:
+        """An admin's token that is kept nowhere, and is valid as long as this object."""
+        secret = _new()
+        self._of_run = _digest(secret)
+        return secret
 
     def create(self, name: str, role: RoleName, expires_s: float | None) -> tuple[TokenRow, str]:
         """Make a token; it is shown only once.
@@ -75,7 +81,7 @@ class Tokens:
         """
         if not re.fullmatch(NAME, name) or len(name) > LONGEST_NAME:
             raise Problem(422, f"name: 1 to {LONGEST_NAME} letters, digits, or any of '_.@ -' were expected: {name!a}.")
-        secret = f"{_PREFIX}{secrets.token_urlsafe(32)}"
+        secret = _new()
         token_id = secrets.token_hex(4)
         with self._database.writing() as connection:
             connection.execute(
@@ -113,7 +119,10 @@ class Tokens:
 
         The look-up is by the hash: what its time could tell is of a hash, and of no use.
         """
-        query = select(TOKENS.c.id, TOKENS.c.name, TOKENS.c.role).where(TOKENS.c.sha256 == _digest(secret), _valid())
+        digest = _digest(secret)
+        if digest == self._of_run:
+            return _OF_RUN
+        query = select(TOKENS.c.id, TOKENS.c.name, TOKENS.c.role).where(TOKENS.c.sha256 == digest, _valid())
         with self._database.reading() as connection:
             row = connection.execute(query).first()
         return None if row is None else Caller(name=row.name, role=Role[row.role], token_id=row.id)
@@ -122,11 +131,6 @@ class Tokens:
         """Whether any token is valid."""
         with self._database.reading() as connection:
             return connection.execute(select(TOKENS.c.id).where(_valid()).limit(1)).first() is not None
-
-    def were_made(self) -> bool:
-        """Whether there ever was one: a service does not open itself to all when its tokens expire."""
-        with self._database.reading() as connection:
-            return connection.execute(select(TOKENS.c.id).limit(1)).first() is not None
 
 
 def expiry_s(text: str | None) -> float | None:
@@ -148,6 +152,10 @@ def expiry_s(text: str | None) -> float | None:
 def _valid() -> ColumnElement[bool]:
     unexpired = or_(TOKENS.c.expires_at.is_(None), TOKENS.c.expires_at > now())
     return and_(TOKENS.c.revoked_at.is_(None), unexpired)
+
+
+def _new() -> str:
+    return f"{_PREFIX}{secrets.token_urlsafe(32)}"
 
 
 def _digest(secret: str) -> str:

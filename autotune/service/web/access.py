@@ -1,4 +1,4 @@
-"""Authorizes requests: by a bearer token, by the page's cookie, or anyone on this machine if there are no tokens."""
+"""Authorizes requests: by a bearer token, or by the page's cookie."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
 
 from ..problems import Problem
-from ..store.tokens import LOCAL, Caller, Role, Tokens
+from ..store.tokens import Caller, Role, Tokens
 from .limits import RequestLimit
 
 COOKIE = "autotune_token"
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _KNOWN_S = 1.0
 """Seconds for which a look-up of tokens is cached: changes by another process take effect after that."""
@@ -30,8 +28,6 @@ class Access:
     """Authorizes requests."""
 
     tokens: Tokens
-    on_loopback: bool
-    """Nobody outside this machine can reach the service: without any token, whoever does may do all."""
     limit: RequestLimit | None = None
     _known_until: dict[str, tuple[float, Caller]] = field(default_factory=dict, repr=False)
 
@@ -41,10 +37,11 @@ class Access:
         Raises:
             Problem: 401; 403; 429.
         """
-        parts = [request.headers.get(name, "") for name in ("authorization", "cookie", "host", *_FORWARDED)]
+        parts = [request.headers.get(name, "") for name in ("authorization", "cookie")]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        until, caller = self._known_until.get(key, (0.0, LOCAL))
-        if time.monotonic() < until:
+        known = self._known_until.get(key)
+        if known is not None and time.monotonic() < known[0]:
+            caller = known[1]
             if not parts[0].lower().startswith("bearer "):
                 refuse_other_sites(request)
         else:
@@ -72,14 +69,11 @@ class Access:
         refuse_other_sites(request)
         if cookie := request.cookies.get(COOKIE):
             return self._known(cookie)
-        if self.is_open_to_all():
-            _refuse_others(request)
-            return LOCAL
-        raise Problem(401, "a token was expected: Authorization: Bearer atn_…; see `autotune serve token create`.")
-
-    def is_open_to_all(self) -> bool:
-        """Whether nobody is asked for a token."""
-        return self.on_loopback and not self.tokens.were_made()
+        raise Problem(
+            401,
+            "a token was expected: AUTOTUNE_TOKEN or Authorization: Bearer atn_…. `autotune serve` prints one "
+            "as it starts where there is none; `autotune serve token create` makes more.",
+        )
 
     def _known(self, secret: str) -> Caller:
         found = self.tokens.caller(secret)
@@ -97,16 +91,6 @@ def refuse_other_sites(request: Request) -> None:
     is_ours = origin is None or origin.partition("://")[2] == request.headers.get("host")
     if site not in ("same-origin", "none") or not is_ours:
         raise Problem(403, "this request comes from another site's page.")
-
-
-def _refuse_others(request: Request) -> None:
-    """Refuse foreign host names, of which one that resolves to this machine would make its page same-origin; and what a
-    proxy passes on, for anybody may be behind it."""
-    if any(name in request.headers for name in _FORWARDED):
-        raise Problem(403, "without tokens the service answers this machine alone, and no proxy. Make a token.")
-    name = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
-    if name not in _LOOPBACK:
-        raise Problem(403, "without tokens the service answers to the name localhost alone. Make a token.")
 
 
 async def let_in(request: Request, role: Role) -> Caller:

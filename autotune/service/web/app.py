@@ -59,9 +59,7 @@ def make_app(service: Service, *, keep_s: float | None = None, requests_per_s: f
     )
     app.state.service = service
     app.state.reads = Reads(service.searches)
-    app.state.access = Access(
-        service.tokens, service.on_loopback, None if requests_per_s is None else RequestLimit(requests_per_s)
-    )
+    app.state.access = Access(service.tokens, None if requests_per_s is None else RequestLimit(requests_per_s))
     metrics = Metrics(service)
     answer_problems(app)
     app.router.routes.append(STATUS)

@@ -206,6 +206,8 @@ async function showOne(id) {
 
 // Signing in ---------------------------------------------------------------------------------------------------------
 
+const signIn = (token) => ask("/session", { method: "POST", body: JSON.stringify({ token }) });
+
 function showSignIn(words) {
   close();
   const token = make("input", { id: "token", type: "password", autocomplete: "current-password", required: "" });
@@ -213,11 +215,11 @@ function showSignIn(words) {
   main.replaceChildren(make("section", {}, make("h2", {}, "Sign in"), make("form", { onsubmit: async (event) => {
     event.preventDefault();
     try {
-      await ask("/session", { method: "POST", body: JSON.stringify({ token: token.value }) });
+      await signIn(token.value);
       await route();
     } catch (error) { said.textContent = error.message; token.select(); }
   } }, make("p", {}, make("label", { for: "token" }, "Token "), token, " ", make("button", {}, "Sign in")),
-  make("p", { class: "quiet small" }, "autotune serve token create --role submit"), said)));
+  make("p", { class: "quiet small" }, "autotune serve token create --role submit --name ann"), said)));
   token.focus();
 }
 
@@ -233,8 +235,11 @@ async function route() {
   close();
   document.title = "autotune";
   say("");
+  const token = /^#token=([\w-]+)$/.exec(location.hash)?.[1];
+  if (token) history.replaceState(null, "", "#/");  // the link that the server prints: it is kept in no history
   const id = /^#\/([0-9a-f]{16})$/.exec(location.hash)?.[1];
   try {
+    if (token) try { await signIn(token); } catch (error) { return showSignIn(error.message); }
     const session = await json("/session");
     leave.hidden = !session.by_cookie;
     await (id ? showOne(id) : showAll());
