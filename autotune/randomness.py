@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,9 +23,9 @@ def seed_everything(seed: int) -> None:
 class Randomness:
     """A stream of random numbers of its own: active within its block, and going on in the next."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, put: Callable[[int], None] = seed_everything) -> None:
         with undisturbed():
-            seed_everything(seed)
+            put(seed)
             self._own = random_state()
 
     def __enter__(self) -> None:

@@ -23,6 +23,7 @@ from .cut import Counted, Cut, advanced
 from .own_loader import OwnLoader, samples_of
 from .positions import Position, Positions, Start
 from .sameness import Sameness
+from .worker_draws import WorkerDraws
 from .worker_queues import hold_queues
 
 EMPTY = "build_dataset returned an empty dataset. Training needs at least one sample."
@@ -67,6 +68,11 @@ class Loader:
         """Epoch's start and position that the next iteration resumes from; None if it begins an epoch."""
         self._sameness: Sameness | None = None
         """Of the dataset since the last epoch, where what was done to its loading rests on that."""
+        self._draws = (
+            WorkerDraws(spec.replaced_workers, bool(spec.options.get("persistent_workers")))
+            if spec.replaced_workers
+            else None
+        )
         options = worker_options(spec.options)
         if isinstance(spec.dataset, OwnLoader) and options:
             raise PlanError(
@@ -219,9 +225,12 @@ class Loader:
             generator.set_state(state.cpu())
 
     def _iterate(self, had_workers: bool) -> Iterator[tuple[Any, Position]]:
-        with _seeded_apart(self._data) if had_workers else nullcontext():
+        goes_on = had_workers or (self._draws is not None and self._draws.go_on)
+        with _seeded_apart(self._data) if goes_on else nullcontext():
             batches = iter(self._data)
         hold_queues(batches)
+        if self._draws is not None:
+            self._draws.begin(batches)
         if self._cut is not None:
             return self._iterate_map(self._cut, batches)
         dataset = self.spec.dataset
@@ -232,7 +241,7 @@ class Loader:
     def _advance(self, batches: Iterator[tuple[Any, Position]], place: int) -> Iterator[tuple[Any, Position]]:
         """Read again, in workers and iterable datasets, what was trained on, so that their random draws continue."""
         try:
-            if self._cut is None or self._data.num_workers:
+            if self._cut is None or self._data.num_workers or self._draws is not None:
                 return advanced(batches, place)
             self._cut.pieces.advance(place)
             return batches

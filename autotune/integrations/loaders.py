@@ -12,7 +12,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
-from ..data.worker_queues import hold_queues
 from ..errors import PlanError
 from ..plan import Plan
 from ..randomness import undisturbed
@@ -41,7 +40,7 @@ class _Row(LoaderRow):
         if not self._is_met and not self.loader.num_workers:
             return self._begun_later(begin)
         self._look()
-        return self._begun(begin)
+        return self.begin(self.loader, begin)
 
     def _look(self) -> None:
         """At the dataset, before an epoch."""
@@ -58,12 +57,6 @@ class _Row(LoaderRow):
                 raise
             tell_once(f"{error} The loader is left as it is.")  # a job that trains is not ended
 
-    def _begun(self, begin: Callable[[DataLoader[Any]], Any]) -> Iterator[Any]:
-        with self.beginning(self.loader):
-            iterator: Iterator[Any] = begin(self.loader)
-        hold_queues(iterator)
-        return iterator
-
     def _begun_later(self, begin: Callable[[DataLoader[Any]], Any]) -> Iterator[Any]:
         """With its first batch, when a loader without workers first reads its dataset: Lightning makes the iterator
         before the job's ``on_train_epoch_start``. The seed of workers is drawn at once."""
@@ -75,7 +68,7 @@ class _Row(LoaderRow):
             self._look()
             self.loader.generator = drawn
             try:
-                iterator = self._begun(begin)
+                iterator = self.begin(self.loader, begin)
             finally:
                 self.loader.generator = own
             yield from iterator

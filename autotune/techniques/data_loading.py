@@ -115,11 +115,26 @@ class DataLoading(Technique):
 
         Source: https://docs.pytorch.org/docs/stable/data.html
         """
+        from torch.utils.data import IterableDataset
+
         names = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
         chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
         rests = self.cache != "none" or (self.persistent_workers and not spec.options.get("persistent_workers"))
-        changed = dataclasses.replace(spec, options={**spec.options, **chosen}, stock=spec if rests else None)
+        changed = dataclasses.replace(
+            spec,
+            options={**spec.options, **chosen},
+            stock=spec if rests else None,
+            replaced_workers=self.replaced_workers(
+                spec.options.get("num_workers", 0), isinstance(spec.dataset, IterableDataset)
+            ),
+        )
         return changed if self.cache == "none" else _cached(changed, self.cache)
+
+    def replaced_workers(self, own: int, is_iterable: bool) -> int:
+        """Of the user's workers, those in whose place the training process reads: each of several that read an iterable
+        dataset reads all of it."""
+        is_read_here = self.num_workers == 0 and self.cache == "none"
+        return own if is_read_here and (own == 1 or not is_iterable) else 0
 
     def as_predicted(self, facts: Facts) -> DataLoading:
         """By the number of workers."""

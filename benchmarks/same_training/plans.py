@@ -42,6 +42,7 @@ _ROWS: Mapping[str, tuple[Mapping[str, Any], float]] = {
     "foreach": ({"optimizer": {"kind": "foreach"}}, _EXACT),
     "fused": ({"optimizer": {"kind": "fused"}}, _EXACT),
     "cache": ({"data_loading": {"num_workers": 0, "cache": "host"}}, _EXACT),
+    "no workers": ({"data_loading": {"num_workers": 0}}, _EXACT),
     "workers": ({"data_loading": {"num_workers": 2}}, _EXACT),
     "workers that stay": ({"data_loading": {"num_workers": 2, "persistent_workers": True}}, _EXACT),
     "allocator": ({"allocator": {"kind": "tcmalloc"}}, _EXACT),
@@ -51,10 +52,12 @@ NAMES = (*_ROWS, "batch")
 
 
 def pairs_of(style: Style) -> Iterator[Pair]:
-    """All that are tried of a style: images alone have a memory format; a library must be installed, and flags there
-    for a batch."""
+    """All that are tried of a style: images alone have a memory format; there must be workers to do without, an
+    installed library, and flags for a batch."""
     for technique, (settings, tolerance) in _ROWS.items():
         if technique in _OF_IMAGES and not style.has_images:
+            continue
+        if technique == "no workers" and not style.has_workers:
             continue
         if technique == "allocator" and "tcmalloc" not in installed_allocators():
             continue

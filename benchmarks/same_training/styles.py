@@ -27,6 +27,7 @@ class Style:
     """Whether its model, or its loop, draws random numbers between passes (dropout, noise)."""
     dataset_draws: bool = False
     """Whether its dataset draws from generators that each loader worker has of its own (augmentation)."""
+    has_workers: bool = False
 
     @property
     def name(self) -> str:
@@ -59,7 +60,7 @@ STYLES = (
     Style("zipped_loaders", dataset_draws=True),
     Style("fixmatch", dataset_draws=True),
     Style("resampled_negatives"),
-    Style("own_reference"),
+    Style("own_reference", has_workers=True),
     Style("dataset_set_epoch"),
     Style("transform_replaced", has_images=True),
     Style("progressive_size", has_images=True),
@@ -84,10 +85,10 @@ STYLES = (
     Style("dropout", model_draws=True),
     Style("noise_in_loop", has_images=True, model_draws=True),
     Style("no_loader", model_draws=True),
-    Style("augmented", has_images=True, dataset_draws=True),
+    Style("augmented", has_images=True, dataset_draws=True, has_workers=True),
     Style("weighted_sampler", has_images=True, dataset_draws=True),
     Style("lists_of_images", has_images=True),
-    Style("distributed_sampler"),
+    Style("distributed_sampler", has_workers=True),
     Style("trainer", _OF_TRAINER, batch=8),
     Style("accelerated"),
     Style("lightning_module", "--batch-size 8 --accumulate 1", batch=8),

@@ -43,6 +43,7 @@ def told(plain, tmp_path):
         ("linear_probe", "layers"),
         ("traced_first", "layers"),
         ("fixmatch", "foreach"),
+        ("augmented", "no workers"),
     ],
 )
 def test_the_training_is_the_scripts_own(name, technique, told):

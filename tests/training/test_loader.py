@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import random
 from collections import OrderedDict, defaultdict
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from line_task import Stream, floats, line, training_of
@@ -16,6 +18,7 @@ from torch.utils.data import Sampler
 from autotune.data.loader import Loader
 from autotune.errors import TaskError
 from autotune.nested import tensors_in, to_device
+from autotune.randomness import seed_everything
 from autotune.techniques.batch import Batch
 from autotune.techniques.data_loading import DataLoading
 
@@ -183,6 +186,51 @@ def test_workers_end_by_themselves_where_the_garbage_collector_ends_them(monkeyp
     gc.collect()
     assert killed == []
     assert not any(worker.is_alive() for worker in workers)
+
+
+class Augmented:
+    """Samples with a number from each generator, from the first of them on, or from a later one."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index < self.first:
+            return torch.zeros(4)
+        return torch.tensor([index, random.random(), np.random.random(), torch.rand(()).item()])
+
+
+def drawn(dataset: Augmented, stays: bool, **settings: DataLoading) -> tuple[torch.Tensor, float]:
+    """Three epochs of a task with two loader workers, and the process's next number."""
+    options = {"num_workers": 2, "persistent_workers": stays}
+    loader = training_of(line(dataset, batch_size=1, loader_options=options), **settings).loader
+    seed_everything(0)
+    return torch.stack([torch.cat([*loader]) for _ in range(3)]), torch.rand(()).item()
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_without_the_users_workers_samples_are_drawn_as_in_them(stays):
+    """In each epoch, and the process draws nothing of its own."""
+    samples, after = drawn(Augmented(), stays)
+    found, after_found = drawn(Augmented(), stays, data_loading=DataLoading(num_workers=0))
+    assert len(samples.unique()) > 3 * 60
+    torch.testing.assert_close(found, samples, rtol=0, atol=0)
+    assert after_found == after
+
+
+def test_a_dataset_that_begins_to_draw_after_16_batches_draws_of_the_process():
+    """What drew nothing until then is read as it is, since keeping generators apart takes time."""
+    samples, after = drawn(Augmented(first=16), False)
+    found, after_found = drawn(Augmented(first=16), False, data_loading=DataLoading(num_workers=0))
+    assert not torch.equal(found, samples)
+    assert after_found != after
+    samples, after = drawn(Augmented(first=15), False)
+    found, after_found = drawn(Augmented(first=15), False, data_loading=DataLoading(num_workers=0))
+    torch.testing.assert_close(found, samples, rtol=0, atol=0)
+    assert after_found == after
 
 
 class Drawn:

@@ -15,7 +15,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from ...data.worker_queues import hold_queues
 from ...device_memory import cap
 from ...errors import AutotuneError
 from ...internals import lost
@@ -148,9 +147,7 @@ class ScriptHooks:
             self._plan.data.go_on(loader)
         if is_training and self.observer is not None:
             self.observer.epoch_begins(loader)
-        with self._plan.data.beginning(loader):
-            iterator = original(loader)
-        hold_queues(iterator)
+        iterator = self._plan.data.begin(loader, original)
         if is_training and self.observer is not None:
             self.observer.epoch(iterator, loader)
         return iterator

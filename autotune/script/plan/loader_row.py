@@ -3,14 +3,16 @@ dataset is another by then."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ...data.sameness import Sameness, reads_alike
+from ...data.worker_draws import WorkerDraws
+from ...data.worker_queues import hold_queues
 from ...errors import Caught
 from ...plan import Plan
 from ...training.data_loader import begun_as_stock, put_options
@@ -31,7 +33,8 @@ class LoaderRow:
         self.dataset = loader.dataset
         """The user's."""
         self._collate = None if loader.collate_fn is default_collate else loader.collate_fn
-        self._own_keeps = loader.persistent_workers
+        self._own_workers, self._own_keeps = loader.num_workers, loader.persistent_workers
+        self._draws: WorkerDraws | None = None
         self.is_on = self._has_begun = False
         """Whether it was put on, and whether the loader has begun an epoch with that."""
         self._sameness: Sameness | None = None
@@ -49,6 +52,8 @@ class LoaderRow:
             return
         self._take_off = put_options(self._plan, loader, self._device)
         self.is_on = True
+        if replaced := self._row.replaced_workers(self._own_workers, isinstance(self.dataset, IterableDataset)):
+            self._draws = WorkerDraws(replaced, self._own_keeps)
         if self._row.cache != "none" or (loader.persistent_workers and not self._own_keeps):
             self._sameness = self.watch(reads=self._row.cache != "none")
 
@@ -61,15 +66,15 @@ class LoaderRow:
         what = "its epoch is no longer cached" if self._row.cache != "none" else "its workers are no longer kept"
         tell_once(f"data_loading: {what}, from this epoch on: {type(self.dataset).__name__}: {change}.")
 
-    @contextmanager
-    def beginning(self, loader: DataLoader[Any]) -> Iterator[None]:
-        """The iterator of an epoch is made within the block; what that draws is what the user's own would."""
-        if not self.is_on:
-            yield
-            return
+    def begin(self, loader: DataLoader[Any], begin: Callable[[DataLoader[Any]], Any]) -> Any:
+        """The iterator of an epoch, as torch makes it: what is drawn is what the user's own would draw."""
         with begun_as_stock(loader, self._own_keeps) if self._has_begun else nullcontext():
-            yield
-        self._has_begun = True
+            iterator = begin(loader)
+        self._has_begun = self.is_on
+        hold_queues(iterator)
+        if self._draws is not None:
+            self._draws.begin(iterator)
+        return iterator
 
     def watch(self, reads: bool = True) -> Sameness:
         """The dataset as it is now."""

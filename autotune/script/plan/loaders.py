@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...data.sameness import Sameness
+from ...data.worker_queues import hold_queues
 from ...plan import Plan
 from ...techniques.support.facts import ReadLoader
 from .loader_row import LoaderRow
@@ -86,12 +86,14 @@ class Loaders:
         if (known := self._known.get(loader)) is not None:
             known.go_on()
 
-    @contextmanager
-    def beginning(self, loader: Any) -> Iterator[None]:
-        """The iterator of an epoch is made within the block; what that draws is what the script's own would."""
+    def begin(self, loader: Any, begin: Callable[[Any], Any]) -> Any:
+        """The iterator of an epoch, as torch makes it; what that draws is what the script's own would."""
         known = self._known.get(loader)
-        with nullcontext() if known is None else known.beginning(loader):
-            yield
+        if known is not None:
+            return known.begin(loader, begin)
+        iterator = begin(loader)
+        hold_queues(iterator)
+        return iterator
 
     def _place_of(self, dataset: Any) -> int:
         if all(dataset is not one for one in self._places):
