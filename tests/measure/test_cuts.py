@@ -45,6 +45,7 @@ from autotune.training.apply_plan import apply
 
 REFERENCE = Settings(batch=Batch(micro=16))
 NUM_SAMPLES = 256
+ALLOWED = 1 / 80
 
 
 @pytest.fixture(autouse=True)
@@ -402,6 +403,24 @@ def test_a_cut_is_made_between_one_that_can_be_proven_and_the_next_that_cannot()
     lost = found.reference.qualities[0].value - made[0].qualities[0].value
     assert ratios[:2] == [{0.5}, {0.6875 if lost <= 0.7 * 0.02 else 0.3125}]
     assert all(other.peak < cut.peak < one.peak and cut.qualities for cut in made)
+
+
+@pytest.mark.medium
+def test_what_is_worth_most_is_judged_first():
+    """A quarter of the channels, and a half, which is the smaller, and loses more than its memory is worth: where
+    the time is up, the safe one was judged. By bytes, which no clock changes."""
+    said: list[str] = []
+    asked = options(pruned(0.5), pruned(0.25), allowed=ALLOWED, by_bytes=True)
+    found = judge(task(), Plan(settings=REFERENCE), asked, said.append)
+    end, rungs = found.reference.qualities[0].value, found.reference.rungs
+    deep, safe = (
+        Standing(number, cut.peak, (rungs[-1] - cut.rungs[-1] - max(end - rungs[-1], 0.0)) / ALLOWED)
+        for number, cut in enumerate(found.cuts[:2])
+    )
+    assert deep.step < safe.step
+    assert deep.worth < safe.worth
+    first = [line for line in said if line.endswith("from seed 0")]
+    assert first[1].startswith("cut 2 of 2")  # after the job as it stands
 
 
 @pytest.mark.medium

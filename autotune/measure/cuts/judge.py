@@ -149,15 +149,18 @@ class _Judge:
         self._found = self._found.model_copy(update={"notes": (*self._found.notes, *notes)})
 
     def _find_front(self, numbers: list[int]) -> None:
-        """Judge the fastest that are kept; where what came to the end leaves room between, what ended before too."""
+        """Judge what is worth most first, until two that are kept are faster; where what came to the end leaves room
+        between, what ended before too."""
         numbers = self._time(self._able(numbers, self._runner))
         self._come_to(_REFERENCE, len(RUNGS) - 2)
         self._come_to_the_end(_REFERENCE, 1)
-        for number in sorted(self._halved(numbers), key=lambda one: self._cut(one).cost):
-            if len(self._standings()["kept"]) < _ENOUGH:
-                self._able([number], self._come_to_the_end)
+        rung = len(RUNGS) - 2
+        finalists = [Standing(n, self._cut(n).cost, self._lost(n, rung)) for n in self._halved(numbers)]
+        for one in sorted(finalists, key=lambda one: -one.worth):  # what may come last may have no time left
+            if sum(kept.step <= one.step for kept in self._standings()["kept"]) < _ENOUGH:
+                self._able([one.number], self._come_to_the_end)
             else:
-                self._end(number, "slower than others that are kept")
+                self._end(one.number, "slower than others that are kept")
         for _ in range(_MOST_MORE):
             standings = self._standings()
             if (found := between(**standings)) is None and (found := self._halfway(standings)) is None:
