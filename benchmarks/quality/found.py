@@ -25,7 +25,7 @@ from autotune.measure.checks.quality import measure_quality
 from autotune.measure.measurement import QualityOptions
 from autotune.measure.timing.turns import trimmed_mean
 from autotune.plan import Budget, Plan
-from autotune.searches.options import Drop, SearchOptions
+from autotune.searches.options import SearchOptions
 from autotune.searches.requests import Requests, inspect, reference_settings
 from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Settings
@@ -38,15 +38,14 @@ from autotune.workers import Executor
 
 from ..pairs import compared, taking_turns
 from .cuts import Cut
-from .hand import ALLOWED, best, known
+from .hand import ALLOWED, DROP, best, best_proven, known
 from .jobs import Job
 
 OF_HAND, OF_EXACT, OF_TIME = 0.9, 1.0, 2.0
 """Bars: the plan over the best by hand, over the exact plan; seconds of its search over the exact one's."""
-DROP = Drop(ALLOWED, is_share=True)
 EXACT, LOSSY = "exact", "lossy"
-BY_HAND, BY_HAND_SURE = "by hand", "by hand beyond chance"
-"""The fastest cut that loses no more than allowed, at the mean of its seeds; and at 95 %, as a plan must."""
+BY_HAND, BY_HAND_PROVEN = "by hand", "by hand, proven"
+"""The fastest cut that loses no more than allowed, at the mean of its seeds; and that is proven to, as a plan's is."""
 _REST = ("else as the exact plan", "alone")
 _DEADLINE_S = 600.0
 _CHOICES = {
@@ -65,7 +64,7 @@ def compare(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
     rows = known(job)
     if not any(row["what"] == "speed" for row in rows):
         raise SystemExit(f"{job.name}: there is no table by hand. Run --part hand --job {job.name} first.")
-    hand, sure = best(rows, job.name), best(rows, job.name, "is_sure")
+    hand, proven = best(rows, job.name), best_proven(rows, job)
     os.environ["QUALITY_WEIGHTS"] = str(job.weights.resolve())
     task = autotune.load_task(str(job.path))
     folder = job.cache.resolve() / f"searches-{job.name}"
@@ -77,25 +76,29 @@ def compare(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
         runs = Runs(job, executor, arguments)
         picked = {name: one["plan"].settings if one["plan"] else runs.reference for name, one in found.items()}
         picked |= by_hand(BY_HAND, hand, picked[EXACT], runs.reference)
-        picked |= by_hand(BY_HAND_SURE, sure, picked[EXACT], runs.reference)
+        picked |= by_hand(BY_HAND_PROVEN, proven, picked[EXACT], runs.reference)
         picked = {name: as_applied(task, settings) for name, settings in picked.items()}
         ratios: dict[str, list[float]] = {}
         for name, settings in picked.items():
             same = next((other for other in ratios if picked[other] == settings), None)
             ratios[name] = ratios[same] if same else runs.ratios(picked[LOSSY], settings)
     held_out = judged(job, task, {**picked, "as it stands": runs.reference}, arguments.seeds)
-    by_cut = {which: _fastest(ratios, which) for which in (BY_HAND, BY_HAND_SURE)}
+    by_cut = {which: _fastest(ratios, which) for which in (BY_HAND, BY_HAND_PROVEN)}
     return {
         "job": job.name,
         "version": job.version,
         "budget": arguments.budget,
         "drop": ALLOWED,
         "by_hand": {**hand["cut"].row, "with": hand["fastest"], "by_table": round(hand["fastest_speed"], 3)},
-        "by_hand_sure": {**sure["cut"].row, "with": sure["fastest"], "by_table": round(sure["fastest_speed"], 3)},
+        "by_hand_proven": {
+            **proven["cut"].row,
+            "with": proven["fastest"],
+            "by_table": round(proven["fastest_speed"], 3),
+        },
         "best_by_hand": by_cut[BY_HAND],
         "over_hand": _mean(ratios[by_cut[BY_HAND]]),
-        "best_by_hand_sure": by_cut[BY_HAND_SURE],
-        "over_hand_sure": _mean(ratios[by_cut[BY_HAND_SURE]]),
+        "best_by_hand_proven": by_cut[BY_HAND_PROVEN],
+        "over_hand_proven": _mean(ratios[by_cut[BY_HAND_PROVEN]]),
         "over_exact": _mean(ratios[EXACT]),
         "seconds_over_exact": round(found[LOSSY]["seconds"] / found[EXACT]["seconds"], 2),
         "lost": {name: shares for name, shares in held_out.items() if name != "as it stands"},
@@ -104,6 +107,10 @@ def compare(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
         "settings": {name: settings.written() for name, settings in picked.items()},
         "searches": {name: of_search(one) for name, one in found.items()},
     }
+
+
+def _row_of(cut: Mapping[str, Any]) -> dict[str, Any]:
+    return {**cut["cut"].row, "with": cut["fastest"], "by_table": round(cut["fastest_speed"], 3)}
 
 
 def searched(job: Job, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -231,8 +238,8 @@ def told(row: Mapping[str, Any]) -> str:
     bars = (
         (f"{row['over_hand']:.2f} of the best by hand ({row['best_by_hand']})", row["over_hand"] >= OF_HAND, OF_HAND),
         (
-            f"{row['over_hand_sure']:.2f} of the best whose loss is proven as a plan's is ({row['best_by_hand_sure']})",
-            row["over_hand_sure"] >= OF_HAND,
+            f"{row['over_hand_proven']:.2f} of the best that is proven as a plan is ({row['best_by_hand_proven']})",
+            row["over_hand_proven"] >= OF_HAND,
             OF_HAND,
         ),
         (f"{row['over_exact']:.2f} of the exact plan", row["over_exact"] >= OF_EXACT, OF_EXACT),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from benchmarks.quality.cuts import Cut, cut_model, cuts, num_parameters, of_rank, prune_heads
-from benchmarks.quality.hand import best, quality
+from benchmarks.quality.hand import best, is_proven, quality
 from benchmarks.quality.jobs import JOBS, Job
 
 EXAMPLES = {"mlp": 4000, "mlp_narrow": 4000, "vgg": 360, "text_cnn": 3000, "vit": 360}
@@ -77,6 +77,16 @@ def test_what_is_lost_is_paired_by_example(tmp_path: Path):
     found = quality(job, Cut(0.5), seed=0)
     assert (found["quality"], found["lost"]) == (0.5, 0.25)
     assert found["error"] == pytest.approx(0.25)  # their variance is (9 + 3 * 1) / 16 / 3
+
+
+def test_a_cut_by_hand_is_proven_as_a_plan_is(tmp_path: Path):
+    """Of 4,000 examples a cut gets none or 40 wrong that the whole model gets right, from each seed: 0 and 1 %."""
+    job = Job("mlp", tmp_path)
+    for seed in range(3):
+        for name, num_wrong in (("0.0-None", 0), ("0.25-None", 0), ("0.5-None", 40)):
+            torch.save((torch.arange(4_000) >= num_wrong).float(), job.kept(f"{name}-{seed}"))
+    assert is_proven(job, Cut(0.25))
+    assert not is_proven(job, Cut(0.5))
 
 
 def test_the_best_is_the_fastest_that_keeps_its_quality():
