@@ -79,6 +79,6 @@ def _of_worker(base_seed: int, number: int) -> Randomness:
         random.seed(seed)
         torch.default_generator.manual_seed(seed)
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(_generate_state(base_seed, number))
+            sys.modules["numpy"].random.seed(_generate_state(base_seed, number))  # type: ignore[no-untyped-call]
 
     return Randomness(base_seed + number, seed_as_torch)

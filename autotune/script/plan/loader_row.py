@@ -3,7 +3,7 @@ dataset is another by then."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -66,10 +66,10 @@ class LoaderRow:
         what = "its epoch is no longer cached" if self._row.cache != "none" else "its workers are no longer kept"
         tell_once(f"data_loading: {what}, from this epoch on: {type(self.dataset).__name__}: {change}.")
 
-    def begin(self, loader: DataLoader[Any], begin: Callable[[DataLoader[Any]], Any]) -> Any:
+    def begin(self, loader: DataLoader[Any], begin: Callable[[DataLoader[Any]], Any]) -> Iterator[Any]:
         """The iterator of an epoch, as torch makes it: what is drawn is what the user's own would draw."""
         with begun_as_stock(loader, self._own_keeps) if self._has_begun else nullcontext():
-            iterator = begin(loader)
+            iterator: Iterator[Any] = begin(loader)
         self._has_begun = self.is_on
         hold_queues(iterator)
         if self._draws is not None:
