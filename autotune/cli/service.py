@@ -44,6 +44,7 @@ def run(
         list[Path] | None,
         typer.Option(metavar="FOLDER", help="Submits may name paths in it. Again for more.", show_default="none"),
     ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Others' searches are seen by admins alone.")] = False,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the key, PEM.")] = None,
     keep: Annotated[
@@ -76,6 +77,7 @@ def run(
             executor,
             address,
             folders,
+            private,
             tls_certificate,
             tls_key,
             keep,
@@ -89,9 +91,11 @@ def run(
 def create(
     role: Annotated[
         Literal["read", "submit", "admin"],
-        typer.Option(help="read sees; submit runs code and changes searches; admin deletes, and makes tokens."),
+        typer.Option(
+            help="read sees; submit runs code, and changes what is its own; admin changes all, and makes tokens."
+        ),
     ],
-    name: Annotated[str, typer.Option(help="Whose it is: shown with searches.")] = "token",
+    name: Annotated[str, typer.Option(help="Whose it is: who has a token of this name changes its searches.")],
     expires: Annotated[str, typer.Option(metavar="TIME", help="30d, 12h or never.")] = "30d",
     state: State = _DEFAULT_STATE,
     database: DatabaseUrl = None,

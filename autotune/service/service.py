@@ -45,6 +45,8 @@ class Service:
     runner: Runner
     shared: tuple[Path, ...]
     """Folders that submits may name paths in."""
+    private: bool
+    """Others' searches are seen by admins alone."""
     locks: tuple[BaseFileLock, ...]
 
     def check_place(self, spec: SearchSpec) -> None:
@@ -96,7 +98,9 @@ class Service:
             held.release()
 
 
-def open_service(state: Path, url: str | None, options: RunnerOptions, *, shared: tuple[Path, ...] = ()) -> Service:
+def open_service(
+    state: Path, url: str | None, options: RunnerOptions, *, shared: tuple[Path, ...] = (), private: bool = False
+) -> Service:
     """Open the state folder and the database, and bring the schema up to date. The runner is not started.
 
     Args:
@@ -104,6 +108,7 @@ def open_service(state: Path, url: str | None, options: RunnerOptions, *, shared
         url: of the database; None is SQLite in ``state``.
         options: how searches are run.
         shared: folders that submits may name paths in.
+        private: others' searches are seen by admins alone.
 
     Raises:
         UserError: another server uses them, or they cannot be used.
@@ -115,7 +120,7 @@ def open_service(state: Path, url: str | None, options: RunnerOptions, *, shared
     leases = Leases(database, home, options.lease_s, options.pauses_s)
     runner = Runner(leases, places, options)
     roots = tuple(Path(os.path.realpath(root)) for root in shared)
-    return Service(database, Searches(database), Tokens(database), home, places, runner, roots, locks)
+    return Service(database, Searches(database), Tokens(database), home, places, runner, roots, private, locks)
 
 
 def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[Database, tuple[BaseFileLock, ...]]:

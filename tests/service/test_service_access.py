@@ -8,7 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from service_runs import OPTIONS, archive, bearer, put, serving, spec, submit, until
+from service_runs import ENDS, OPTIONS, archive, bearer, put, serving, spec, submit, until
 
 from autotune.errors import UserError
 from autotune.service.service import open_service
@@ -53,7 +53,7 @@ ROUTES = {
     ("POST", "/v1/searches/0123456789abcdef/cancel"): "submit",
     ("POST", "/v1/searches/0123456789abcdef/resume"): "submit",
     ("PATCH", "/v1/searches/0123456789abcdef"): "submit",
-    ("DELETE", "/v1/searches/0123456789abcdef"): "admin",
+    ("DELETE", "/v1/searches/0123456789abcdef"): "submit",
     ("GET", "/v1/tokens"): "admin",
     ("POST", "/v1/tokens"): "admin",
     ("DELETE", "/v1/tokens/01234567"): "admin",
@@ -74,6 +74,78 @@ def test_every_route_asks_for_its_role(guarded):
             assert status < 500
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").status_code == 200
+
+
+CHANGES = (
+    ("POST", "/cancel", {"mode": "now"}),
+    ("PATCH", "", {"priority": 90}),
+    ("POST", "/resume", None),
+    ("DELETE", "", None),
+)
+READS = ("", "/events", "/trials", "/trials/0/log", "/log", "/plan", "/report", "/files")
+
+
+def of_three(service):
+    """Headers of two who submit, and of an admin."""
+    roles = {"ann": "submit", "bob": "submit", "eve": "admin"}
+    return [bearer(service.tokens.create(name, role, 3600.0)[1]) for name, role in roles.items()]
+
+
+@pytest.mark.medium
+def test_a_search_is_changed_by_its_owner_and_by_admins_alone(tmp_path):
+    """Whatever state it is in: another is told whose it is, and nothing happens."""
+    with serving(tmp_path / "s") as (client, service):
+        ann, bob, eve = of_three(service)
+        for owner, other in ((ann, bob), (bob, ann)):
+            client.headers.update(owner)
+            ids = [submit(client, trials=1000, seconds=0.05), submit(client, trials=1)]
+            until(client, ids[1], "SUCCEEDED")
+            for path in (f"/v1/searches/{search_id}" for search_id in ids):
+                before = client.get(path).content
+                for method, what, body in CHANGES:
+                    answer = client.request(method, path + what, json=body, headers=other)
+                    assert (answer.status_code, "'s: " in answer.json()["detail"]) == (403, True)
+                assert client.get(path).json()["state"] == json.loads(before)["state"]
+                assert client.get(path, headers=other).status_code == 200
+            for who, search_id in ((owner, ids[1]), (eve, ids[0])):
+                path = f"/v1/searches/{search_id}"
+                assert client.post(f"{path}/cancel", json={"mode": "now"}, headers=who).status_code == 202
+                until(client, search_id, *ENDS)
+                assert client.delete(path, headers=who).status_code == 204
+
+
+def test_in_private_nobody_sees_anothers_search(tmp_path):
+    """Nor that there is one; an admin sees all."""
+    with serving(tmp_path / "s", private=True) as (client, service):
+        ann, bob, eve = of_three(service)
+        client.headers.update(ann)
+        search_id = submit(client, trials=1)
+        until(client, search_id, "SUCCEEDED")
+        for who, number in ((ann, 1), (bob, 0), (eve, 1)):
+            assert len(client.get("/v1/searches", headers=who).json()) == number
+            for what in READS:
+                answer, none = (client.get(f"/v1/searches/{each}{what}", headers=who) for each in (search_id, "0" * 16))
+                assert (answer.status_code == 404) == (who is bob or what == "/trials/0/log"), (what, answer.text)
+                assert none.status_code == 404
+                if who is bob:
+                    assert answer.json()["detail"] == none.json()["detail"].replace("0" * 16, search_id)
+        for method, what, body in CHANGES:
+            answer = client.request(method, f"/v1/searches/{search_id}{what}", json=body, headers=bob)
+            assert answer.status_code == 404
+        assert client.get(f"/v1/searches/{search_id}").json()["state"] == "SUCCEEDED"
+
+
+def test_a_name_is_one_tokens_until_that_is_over(guarded):
+    """Who has it owns its searches."""
+    client, service, secrets = guarded
+    body = {"name": "ann @ home", "role": "submit"}
+    made = client.post("/v1/tokens", headers=bearer(secrets["admin"]), json=body).json()
+    again = client.post("/v1/tokens", headers=bearer(secrets["admin"]), json={**body, "role": "read"})
+    assert (again.status_code, made["id"] in again.json()["detail"]) == (409, True)
+    service.tokens.revoke(made["id"])
+    assert client.post("/v1/tokens", headers=bearer(secrets["admin"]), json=body).status_code == 201
+    service.tokens.create("bob", "submit", -1.0)
+    service.tokens.create("bob", "submit", 3600.0)
 
 
 def test_a_search_that_is_as_it_was_is_not_sent_again(guarded):

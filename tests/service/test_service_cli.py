@@ -144,11 +144,20 @@ def test_a_server_without_tokens_prints_one_and_ends_well_when_it_is_told_to(tmp
 def test_tokens_are_made_listed_and_revoked(here, tmp_path):
     made = here("serve", "token", "create", "--role", "read", "--name", "ann", "--json", cwd=tmp_path)
     token = json.loads(made.stdout)
+    again = here("serve", "token", "create", "--role", "admin", "--name", "ann", cwd=tmp_path)
+    assert (again.returncode, again.stderr.startswith(f"--name: token {token['id']} is ann's")) == (2, True)
     listed = here("serve", "token", "list", cwd=tmp_path).stdout
     assert (token["token"].startswith("atn_"), "ann" in listed, token["token"] in listed) == (True, True, False)
     assert here("serve", "token", "revoke", token["id"], cwd=tmp_path).returncode == 0
     assert "revoked" in here("serve", "token", "list", cwd=tmp_path).stdout
-    assert here("serve", "token", "create", "--role", "read", "--expires", "soon", cwd=tmp_path).returncode == 2
+    unnamed = here("serve", "token", "create", "--role", "read", cwd=tmp_path)
+    assert (unnamed.returncode, "--name" in unnamed.stderr) == (2, True)
+    assert (
+        here(
+            "serve", "token", "create", "--role", "read", "--name", "bob", "--expires", "soon", cwd=tmp_path
+        ).returncode
+        == 2
+    )
 
 
 def test_a_certificate_that_cannot_be_read_is_the_users_error(here, tmp_path):

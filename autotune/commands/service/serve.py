@@ -40,6 +40,7 @@ class ServeOptions:
     executor: str
     address: str | None
     shared: tuple[Path, ...]
+    private: bool
     certificate: Path | None
     key: Path | None
     keep: str | None
@@ -64,7 +65,9 @@ def serve(options: ServeOptions) -> None:
             raise UserError(f"--shared {folder}: a folder was expected. Make it first, or name another.")
     address = [] if options.address is None else [f"--address={options.address}"]
     runner = RunnerOptions(num_searches=options.searches, driver_options=(f"--executor={options.executor}", *address))
-    service = open_service(options.state.resolve(), options.database, runner, shared=options.shared)
+    service = open_service(
+        options.state.resolve(), options.database, runner, shared=options.shared, private=options.private
+    )
     config = uvicorn.Config(
         make_app(service, keep_s=keep_s, requests_per_s=options.requests_per_s),
         host=options.host,

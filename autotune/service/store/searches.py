@@ -38,7 +38,7 @@ class Search(BaseModel):
     """Why it ended, where it did not end with a plan."""
     priority: int
     owner: str
-    """The name of the token that submitted it."""
+    """The name of the token that submitted it: with it, and as an admin, the search can be changed."""
     created_at: float
     """Seconds since 1970, as all times."""
     started_at: float | None
@@ -60,6 +60,7 @@ class Shown:
     """A search as JSON."""
 
     state: State
+    owner: str
     tag: str
     """ETag: changes whenever the search does, since every change is an event."""
     body: bytes
@@ -158,15 +159,19 @@ class Searches:
             for row in connection.execute(select(*_SHOWN).where(SEARCHES.c.id.in_(changed))):
                 search = _view(row)
                 tag = f'"{row.id}-{row.num_events}"'
-                kept[row.id] = Shown(search.state, tag, search.model_dump_json().encode())
+                kept[row.id] = Shown(search.state, search.owner, tag, search.model_dump_json().encode())
         if len(self._kept) > _MOST_KEPT:
             self._kept.clear()
         self._kept.update({name: kept[name] for name in changed if kept[name] is not None})
         return [(name, kept[name]) for name in tags if kept[name] is not None]
 
-    def newest(self, state: State | None = None, before: int | None = None, most: int = 100) -> list[Shown]:
-        """The newest first, of numbers below ``before``."""
+    def newest(
+        self, state: State | None = None, before: int | None = None, most: int = 100, owner: str | None = None
+    ) -> list[Shown]:
+        """The newest first, of numbers below ``before``, of all owners or of one."""
         which: list[ColumnElement[bool]] = [true()]
+        if owner is not None:
+            which.append(SEARCHES.c.owner == owner)
         if state is not None:
             which.append(SEARCHES.c.state == state)
         if before is not None:
@@ -301,8 +306,13 @@ class Searches:
         query = select(*_SHOWN).where(SEARCHES.c.id == search_id)
         row: Row[Any] | None = connection.execute(query.with_for_update() if to_change else query).first()
         if row is None:
-            raise Problem(404, f"there is no search {search_id[:40]!r}.")
+            raise no_search(search_id)
         return row
+
+
+def no_search(search_id: str) -> Problem:
+    """What is said of an id that no search has, and of one that is not to be seen."""
+    return Problem(404, f"there is no search {search_id[:40]!r}.")
 
 
 def _view(row: Row[Any]) -> Search:

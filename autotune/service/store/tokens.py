@@ -28,11 +28,11 @@ class Role(IntEnum):
     """What a token may do; each may do what those before it may."""
 
     read = 1
-    """See everything."""
+    """See searches."""
     submit = 2
-    """Submit and change searches: run code as the service's user."""
+    """Submit searches, which run code as the service's user, and change one's own."""
     admin = 3
-    """Delete searches, make and revoke tokens."""
+    """Change everybody's searches, make and revoke tokens."""
 
 
 class Caller(BaseModel):
@@ -43,6 +43,10 @@ class Caller(BaseModel):
     name: str
     role: Role
     token_id: str
+
+    def owns(self, owner: str) -> bool:
+        """Whether what this name has submitted is theirs; all is an admin's."""
+        return self.role is Role.admin or self.name == owner
 
 
 _OF_RUN = Caller(name="(local)", role=Role.admin, token_id="(local)")
@@ -77,13 +81,21 @@ class Tokens:
         """Make a token; it is shown only once.
 
         Raises:
-            Problem: 422, the name is none.
+            Problem: 422, the name is none; 409, a valid token has it.
         """
         if not re.fullmatch(NAME, name) or len(name) > LONGEST_NAME:
             raise Problem(422, f"name: 1 to {LONGEST_NAME} letters, digits, or any of '_.@ -' were expected: {name!a}.")
         secret = _new()
         token_id = secrets.token_hex(4)
         with self._database.writing() as connection:
+            if not self._database.is_sqlite:  # where others may write meanwhile
+                connection.exec_driver_sql("LOCK TABLE tokens IN SHARE ROW EXCLUSIVE MODE")
+            taken = connection.scalar(select(TOKENS.c.id).where(TOKENS.c.name == name, _valid()))
+            if taken is not None:
+                raise Problem(
+                    409,
+                    f"name: token {taken} is {name}'s, and owns all searches of {name}. Choose another, or revoke it.",
+                )
             connection.execute(
                 insert(TOKENS).values(
                     id=token_id,

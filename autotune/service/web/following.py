@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from ...errors import Caught
 from ..problems import Problem
 from ..service import Service
-from ..store.searches import Searches, Shown
+from ..store.searches import Searches, Shown, no_search
 
 _LOOK_S = 0.5
 _PING_S = 15.0
@@ -44,7 +44,7 @@ class Reads:
             self._asking = asyncio.create_task(self._ask())
         shown = await answer
         if shown is None:
-            raise Problem(404, f"there is no search {search_id[:40]!r}.")
+            raise no_search(search_id)
         return shown
 
     async def _ask(self) -> None:

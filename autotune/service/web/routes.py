@@ -8,7 +8,7 @@ import os
 import re
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +18,7 @@ from ..archives import Limits, receive, unpack
 from ..problems import Problem
 from ..service import Service
 from ..spec import SearchSpec
-from ..store.searches import CancelMode, Search
+from ..store.searches import CancelMode, Search, no_search
 from ..store.states import TERMINAL, State
 from ..store.tokens import LONGEST_NAME, NAME, Role, RoleName, TokenRow, expiry_s
 from .access import Admin, Reader, Submitter, let_in
@@ -89,6 +89,28 @@ def _service(request: Request) -> Service:
     return service
 
 
+def _seen(request: Request, search_id: SearchId, caller: Reader) -> str:
+    service = _service(request)
+    if service.private and not caller.owns(service.searches.get(search_id).owner):
+        raise no_search(search_id)
+    return search_id
+
+
+def _own(request: Request, search_id: SearchId, caller: Submitter) -> str:
+    owner = _service(request).searches.get(_seen(request, search_id, caller)).owner
+    if not caller.owns(owner):
+        raise Problem(
+            403, f"search {search_id} is {owner}'s: {owner} and admins change it, and this token is {caller.name}'s."
+        )
+    return search_id
+
+
+Seen = Annotated[str, Depends(_seen)]
+"""Id of a search that its caller may see."""
+Own = Annotated[str, Depends(_own)]
+"""Id of a search that its caller may change."""
+
+
 _ID = {"name": "search_id", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[0-9a-f]{16}$"}}
 _WAIT = {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": _MOST_WAIT_S}}
 _KNOWN = {"name": "if-none-match", "in": "header", "schema": {"type": "string", "maxLength": 100}}
@@ -104,13 +126,15 @@ async def get_search(request: Request) -> Response:
     """One search; with ``wait`` seconds, once it has ended if it does meanwhile. The ``ETag`` is another whenever the
     search is."""
     request.scope["route"] = STATUS  # by whose path requests are counted
-    await let_in(request, Role.read)
+    caller = await let_in(request, Role.read)
     search_id, wait_s = request.path_params["search_id"], _wait_s(request.query_params.get("wait", "0"))
     if not re.fullmatch("[0-9a-f]{16}", search_id):
         raise Problem(422, "search_id: 16 of 0-9 and a-f were expected.")
     until = asyncio.get_running_loop().time() + wait_s
     while True:
         shown = await request.app.state.reads.get(search_id)
+        if _service(request).private and not caller.owns(shown.owner):
+            raise no_search(search_id)
         if shown.state in TERMINAL or asyncio.get_running_loop().time() >= until:
             break
         await asyncio.sleep(0.25)
@@ -188,7 +212,9 @@ def list_searches(
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> Response:
     """List searches, the newest first; ``before`` is the last ``number`` of the previous page."""
-    found = _service(request).searches.newest(state, before, limit)
+    service = _service(request)
+    owner = caller.name if service.private and caller.role < Role.admin else None
+    found = service.searches.newest(state, before, limit, owner)
     return Response(b"[" + b",".join(each.body for each in found) + b"]", media_type="application/json")
 
 
@@ -199,8 +225,7 @@ def list_searches(
 )
 async def get_events(
     request: Request,
-    search_id: SearchId,
-    caller: Reader,
+    search_id: Seen,
     after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     last_event_id: Annotated[str | None, Header(max_length=20)] = None,
 ) -> Response:
@@ -220,8 +245,7 @@ async def get_events(
 @ROUTES.get("/searches/{search_id}/trials")
 def get_trials(
     request: Request,
-    search_id: SearchId,
-    caller: Reader,
+    search_id: Seen,
     after: Annotated[int, Query(ge=-1, le=2**31 - 1)] = -1,
     limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
 ) -> list[dict[str, Any]]:
@@ -230,9 +254,7 @@ def get_trials(
 
 
 @ROUTES.get("/searches/{search_id}/trials/{number}/log", response_class=PlainTextResponse)
-def get_trial_log(
-    request: Request, search_id: SearchId, number: Annotated[int, Path(ge=0, le=10**6)], caller: Reader
-) -> str:
+def get_trial_log(request: Request, search_id: Seen, number: Annotated[int, Path(ge=0, le=10**6)]) -> str:
     """The output of a trial, if there is any."""
     service = _service(request)
     study = service.searches.get(search_id).summary.get("study")
@@ -243,7 +265,7 @@ def get_trial_log(
 
 
 @ROUTES.get("/searches/{search_id}/log", response_class=PlainTextResponse)
-def get_log(request: Request, search_id: SearchId, caller: Reader) -> str:
+def get_log(request: Request, search_id: Seen) -> str:
     """The end of the output of the search's drivers."""
     service = _service(request)
     search, folder = service.searches.get(search_id), service.places.search(search_id)
@@ -257,27 +279,27 @@ class _Yaml(PlainTextResponse):
 
 
 @ROUTES.get("/searches/{search_id}/plan", response_class=_Yaml, responses={409: {}})
-def get_plan(request: Request, search_id: SearchId, caller: Reader) -> Response:
+def get_plan(request: Request, search_id: Seen) -> Response:
     """The plan as YAML, which jobs apply."""
     text = _service(request).searches.document(search_id, "plan")
     return _Yaml(text, headers={"Content-Disposition": f'attachment; filename="plan-{search_id}.yaml"'})
 
 
 @ROUTES.get("/searches/{search_id}/files", responses={409: {}})
-def get_files(request: Request, search_id: SearchId, caller: Reader) -> dict[str, str]:
+def get_files(request: Request, search_id: Seen) -> dict[str, str]:
     """The files that belong beside the plan, by name, in base64; only plans with pruning or weights have any."""
     found: dict[str, str] = json.loads(_service(request).searches.document(search_id, "plan_files"))
     return found
 
 
 @ROUTES.get("/searches/{search_id}/report", response_class=PlainTextResponse, responses={409: {}})
-def get_report(request: Request, search_id: SearchId, caller: Reader) -> str:
+def get_report(request: Request, search_id: Seen) -> str:
     """The plan in words."""
     return _service(request).searches.document(search_id, "report")
 
 
 @ROUTES.post("/searches/{search_id}/cancel", status_code=202)
-def cancel(request: Request, search_id: SearchId, caller: Submitter, body: CancelBody) -> Search:
+def cancel(request: Request, search_id: Own, body: CancelBody) -> Search:
     """End a search: ``finish`` ends the running trials and makes the best so far its plan; ``now`` ends it at once."""
     search = _service(request).searches.cancel(search_id, body.mode)
     _service(request).runner.wake()
@@ -285,13 +307,13 @@ def cancel(request: Request, search_id: SearchId, caller: Submitter, body: Cance
 
 
 @ROUTES.patch("/searches/{search_id}", responses={409: {}})
-def change(request: Request, search_id: SearchId, caller: Submitter, body: PriorityBody) -> Search:
+def change(request: Request, search_id: Own, body: PriorityBody) -> Search:
     """Change the priority."""
     return _service(request).searches.set_priority(search_id, body.priority)
 
 
 @ROUTES.post("/searches/{search_id}/resume", status_code=202, responses={409: {}})
-def resume(request: Request, search_id: SearchId, caller: Submitter) -> Search:
+def resume(request: Request, search_id: Own) -> Search:
     """Resume a search that was cancelled or failed, from what was measured."""
     search = _service(request).searches.resume(search_id)
     _service(request).runner.wake()
@@ -299,7 +321,7 @@ def resume(request: Request, search_id: SearchId, caller: Submitter) -> Search:
 
 
 @ROUTES.delete("/searches/{search_id}", status_code=204, responses={409: {}})
-def delete(request: Request, search_id: SearchId, caller: Admin) -> None:
+def delete(request: Request, search_id: Own) -> None:
     """Delete a search that has ended, with its files."""
     _service(request).delete(search_id)
 

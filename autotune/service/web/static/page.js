@@ -10,6 +10,7 @@ const main = document.getElementById("main");
 const connection = document.getElementById("connection");
 const leave = document.getElementById("leave");
 let close = () => {};
+let me = {};
 
 function make(tag, options = {}, ...children) {
   const element = document.createElement(tag);
@@ -160,7 +161,8 @@ async function showOne(id) {
   }
 
   function drawHead() {
-    const ended = TERMINAL.includes(search.state);
+    const ended = TERMINAL.includes(search.state), waits = search.state === "QUEUED";
+    const mine = me.role === "admin" || (me.role === "submit" && me.name === search.owner);
     const focused = head.contains(document.activeElement) ? document.activeElement.textContent : null;
     const until = search.ended_at ?? Date.now() / 1000;
     head.replaceChildren(...[make("div", { class: "row" }, make("h2", {}, search.name), state(search.state)),
@@ -169,11 +171,11 @@ async function showOne(id) {
       search.summary.best ? make("p", {}, ended ? "Best: " : "Best so far: ", make("strong", {}, `${search.summary.best.settings}: ${search.summary.best.words}`)) : null,
       search.message ? make("p", { class: ended && search.state !== "SUCCEEDED" ? "wrong-words" : "quiet" }, message(search)) : null,
       make("div", { class: "row" },
-        search.state === "QUEUED" ? act("Sooner", "PATCH", "", { priority: Math.min(100, search.priority + 10) }) : null,
-        search.state === "QUEUED" ? act("Later", "PATCH", "", { priority: Math.max(0, search.priority - 10) }) : null,
-        ended ? null : act("Finish with the best so far", "POST", "/cancel", { mode: "finish" }),
-        ended ? null : act("Cancel now", "POST", "/cancel", { mode: "now" }),
-        ["CANCELLED", "FAILED", "ERROR"].includes(search.state) ? act("Go on", "POST", "/resume") : null)].filter((child) => child !== null));
+        mine && waits ? act("Sooner", "PATCH", "", { priority: Math.min(100, search.priority + 10) }) : null,
+        mine && waits ? act("Later", "PATCH", "", { priority: Math.max(0, search.priority - 10) }) : null,
+        mine && !ended ? act("Finish with the best so far", "POST", "/cancel", { mode: "finish" }) : null,
+        mine && !ended ? act("Cancel now", "POST", "/cancel", { mode: "now" }) : null,
+        mine && ["CANCELLED", "FAILED", "ERROR"].includes(search.state) ? act("Go on", "POST", "/resume") : null)].filter((child) => child !== null));
     if (focused) [...head.querySelectorAll("button")].find((each) => each.textContent === focused)?.focus();
     document.title = `${search.name}: ${search.state.toLowerCase()}`;
   }
@@ -240,8 +242,8 @@ async function route() {
   const id = /^#\/([0-9a-f]{16})$/.exec(location.hash)?.[1];
   try {
     if (token) try { await signIn(token); } catch (error) { return showSignIn(error.message); }
-    const session = await json("/session");
-    leave.hidden = !session.by_cookie;
+    me = await json("/session");
+    leave.hidden = !me.by_cookie;
     await (id ? showOne(id) : showAll());
     main.focus({ preventScroll: true });
   } catch (error) { failed(error); }
