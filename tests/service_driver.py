@@ -118,5 +118,6 @@ if code in (0, 130):
         Path(options["output"]).write_text("schema: auto")
         point("writing")
     Path(options["output"]).write_text("schema: autotune/plan@1\nsettings: {}\n")
+    print(f"next  autotune show {options['output']}", file=sys.stderr, flush=True)
     point("ending")
 end(code, **({} if code in (0, 130) else {"error": "nothing fits"}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,19 +15,19 @@ app.add_typer(serve, name="serve", short_help="Run the service: searches submitt
 token = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens, also while the service runs.")
 serve.add_typer(token, name="token")
 
-State = Annotated[Path, typer.Option("--state", metavar="FOLDER", help="Where the service keeps its files.")]
-DatabaseUrl = Annotated[
-    str | None,
+_DATABASE: dict[str, Any] = {
+    "metavar": "URL",
+    "help": "postgresql+psycopg://user@host/name; a password is best given in the environment.",
+    "show_default": "SQLite in the state folder",
+}
+State = Annotated[
+    Path | None,
     typer.Option(
-        "--database",
-        metavar="URL",
-        envvar="AUTOTUNE_DATABASE",
-        help="postgresql+psycopg://user@host/name; a password is best given in the environment.",
-        show_default="SQLite in the state folder",
-        show_envvar=True,
+        "--state", metavar="FOLDER", help="Where the service keeps its files.", show_default="autotune-service"
     ),
 ]
-_DEFAULT_STATE = Path("autotune-service")
+DatabaseUrl = Annotated[str | None, typer.Option("--database", **_DATABASE)]
+"""Of the commands below `serve`, which gives on what it was given: its environment variable, too."""
 
 
 @serve.callback()
@@ -35,8 +35,10 @@ def run(
     context: typer.Context,
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind.")] = 8470,
-    state: State = _DEFAULT_STATE,
-    database: DatabaseUrl = None,
+    state: State = None,
+    database: Annotated[
+        str | None, typer.Option("--database", envvar="AUTOTUNE_DATABASE", show_envvar=True, **_DATABASE)
+    ] = None,
     searches: Annotated[int, typer.Option(min=1, help="Searches at a time; two on one device disturb each other.")] = 1,
     executor: ExecutorName = "ray",
     address: Address = None,
@@ -62,16 +64,18 @@ def run(
     goes on from what was measured.
     """
     if context.invoked_subcommand is not None:
+        given = {"state": None if state is None else str(state), "database": database}
+        context.default_map = {"token": dict.fromkeys(("create", "list", "revoke"), given)}
         return
     with service_installed():
-        from ..commands.service.serve import ServeOptions
+        from ..commands.service.serve import DEFAULT_STATE, ServeOptions
         from ..commands.service.serve import serve as command
     folders = tuple(shared or ())
     command(
         ServeOptions(
             host,
             port,
-            state,
+            state or DEFAULT_STATE,
             database,
             searches,
             executor,
@@ -97,7 +101,7 @@ def create(
     ],
     name: Annotated[str, typer.Option(help="Whose it is: who has a token of this name changes its searches.")],
     expires: Annotated[str, typer.Option(metavar="TIME", help="30d, 12h or never.")] = "30d",
-    state: State = _DEFAULT_STATE,
+    state: State = None,
     database: DatabaseUrl = None,
     json: Json = False,
 ) -> None:
@@ -109,7 +113,7 @@ def create(
 
 
 @token.command("list")
-def list_all(state: State = _DEFAULT_STATE, database: DatabaseUrl = None, json: Json = False) -> None:
+def list_all(state: State = None, database: DatabaseUrl = None, json: Json = False) -> None:
     """List the tokens: ids, roles, ends and names."""
     with one_document(json), service_installed():
         from ..commands.service.serve import list_tokens
@@ -120,7 +124,7 @@ def list_all(state: State = _DEFAULT_STATE, database: DatabaseUrl = None, json: 
 @token.command("revoke")
 def revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")],
-    state: State = _DEFAULT_STATE,
+    state: State = None,
     database: DatabaseUrl = None,
 ) -> None:
     """Revoke a token; who has it is not let in from now on."""

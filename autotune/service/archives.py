@@ -22,7 +22,7 @@ from .problems import Problem
 _LONGEST_NAME_BYTES = 64 * 2**10
 """Of a header that names the next member, which tarfile reads into memory as a whole."""
 _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
-_NAMING = (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME)
+_NAMING = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME)
 _LEFT_OUT = {".git", ".venv", "venv", "__pycache__", ".autotune", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 
 
@@ -144,6 +144,8 @@ def unpack(archive: Path, folder: Path | None, limits: Limits) -> Unpacked:
     with _told(), _stream(archive, limits) as stream, tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as tar:
         for num_members, member in enumerate(tar, 1):
             path = _path(member.name, limits)
+            if said := tar.pax_headers.keys() - {"comment"}:  # `git archive` says a commit
+                raise Problem(422, f"the archive says of all its members: {_shown(', '.join(sorted(said)))}.")
             if num_members > limits.members:
                 raise Problem(422, f"the archive has more than {limits.members} members. Leave out data.")
             if member.size > limits.file_bytes:

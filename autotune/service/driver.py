@@ -29,6 +29,8 @@ _KEPT_PREFIXES = (
 )
 """Environment variables of the server that a driver gets: neither its tokens nor its database's password. What decides
 how memory is allocated and kernels are chosen is among them: trials run as jobs on that machine do."""
+_PLAN = "../plan.yaml"
+"""Seen from the job's folder, so that what a driver says of it holds no path of the server's."""
 _LOG_BYTES = 256 * 2**10
 _PROGRESS_BYTES = 4 * 2**20
 _LONGEST_LINE_BYTES = 64 * 2**20
@@ -90,11 +92,11 @@ class SearchFolder:
         return rows, offset + len(whole)
 
     def read_log(self) -> str:
-        """The end of what the drivers printed."""
+        """The end of what the drivers printed, which names the plan as `autotune fetch` does."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(self.log.stat().st_size - _LOG_BYTES, 0))
-                return _storable(file.read().decode(errors="replace"))
+                return _storable(file.read().decode(errors="replace")).replace(_PLAN, "plan.yaml")
         except OSError:
             return ""
 
@@ -160,7 +162,7 @@ class Driver:
             *server.program,
             "search",
             "--json",
-            f"--output={folder.plan}",
+            f"--output={_PLAN}",
             f"--progress={folder.progress(attempt)}",
             f"--storage=sqlite:///{folder.path}/study.db",
             f"--measurements=sqlite:///{folder.measurements}",

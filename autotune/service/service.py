@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shlex
 import shutil
+import stat
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ from .store.tokens import Tokens
 from .supervisor import Places, RunnerOptions
 
 _LOG = logging.getLogger("autotune.service")
+DATABASE = "service.db"
+"""SQLite's file in the state folder."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +140,14 @@ def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[
     """
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (mode := stat.S_IMODE(state.stat().st_mode)) & 0o077:
+            raise UserError(
+                f"--state {state}: a folder that its owner alone may use was expected, since jobs' code and results "
+                f"are in it, but its mode is {mode:o}. Close it: chmod 700 {shlex.quote(str(state))}"
+            )
         for name in ("archives", "searches"):
             (state / name).mkdir(exist_ok=True)
-        database = Database(url or f"sqlite:///{state}/service.db")
+        database = Database(url or f"sqlite:///{state}/{DATABASE}")
         locks = [hold(state / "lock")] if alone else []
         if alone and database.path is not None:
             path = database.path.resolve()  # whatever state folder another server has

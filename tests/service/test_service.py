@@ -30,7 +30,8 @@ def test_a_search_goes_from_submit_to_its_plan(client):
     assert [trial["number"] for trial in client.get(f"/v1/searches/{search_id}/trials").json()] == [0, 1, 2]
     assert client.get(f"/v1/searches/{search_id}/plan").text == "schema: autotune/plan@1\nsettings: {}\n"
     assert "autotune" in client.get(f"/v1/searches/{search_id}/report").text
-    assert "the driver speaks" in client.get(f"/v1/searches/{search_id}/log").text
+    said = client.get(f"/v1/searches/{search_id}/log").text.splitlines()
+    assert (said[0], said[-1]) == ("the driver speaks", "next  autotune show plan.yaml")
     assert search["summary"]["best"]["samples_per_s"] == 102.0
 
 
@@ -161,6 +162,19 @@ def test_cancel_finish_gives_the_best_so_far(client):
     search = until(client, search_id, *ENDS)
     assert (search["state"], search["message"]) == ("SUCCEEDED", "ended early: the best so far")
     assert states(client, search_id)[-2:] == ["CANCELLING", "SUCCEEDED"]
+
+
+def test_what_was_cancelled_may_yet_have_a_plan(client):
+    """`fetch` of it says how; of what fits nothing, that there will be none."""
+    cancelled, other = submit(client, trials=4, holds_at="trial"), submit(client, error="nothing fits", exit_code=3)
+    until_trials(client, cancelled)
+    asked = client.get(f"/v1/searches/{cancelled}/plan").json()["detail"]
+    client.post(f"/v1/searches/{cancelled}/cancel", json={"mode": "now"})
+    for search_id in (cancelled, other):
+        until(client, search_id, *ENDS)
+        asked += client.get(f"/v1/searches/{search_id}/plan").json()["detail"]
+    for words in ("no plan yet", f"`autotune resume {cancelled}`", "no plan, and none will come"):
+        assert words in asked
 
 
 def test_cancel_now_ends_at_once_and_resume_goes_on(client):

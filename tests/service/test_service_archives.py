@@ -10,6 +10,7 @@ import lzma
 import os
 import resource
 import signal
+import subprocess
 import tarfile
 import tempfile
 from dataclasses import dataclass, replace
@@ -191,6 +192,30 @@ def test_a_folder_that_is_too_large_is_not_packed(tmp_path):
         (tmp_path / name).touch()
     with pytest.raises(UserError, match="at most 3 files"):
         pack(tmp_path, replace(small, archive_bytes=10**6))
+
+
+@pytest.mark.parametrize("form", ["tar", "tar.gz"])
+def test_what_git_archives_is_taken(client, tmp_path, form):
+    """It has a header for all members, of the commit."""
+    (tmp_path / "model.py").write_text("x = 1\n")
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=ann", "-c", "user.email=ann@host")
+    for words in (("init", "-q"), ("add", "model.py"), ("commit", "-q", "-m", "one")):
+        subprocess.run([*git, *words], check=True)
+    packed = subprocess.run([*git, "archive", f"--format={form}", "HEAD"], check=True, capture_output=True).stdout
+    answer = put(client, packed)
+    assert (answer.status_code, answer.json().get("num_files")) == (201, 1), answer.text
+
+
+@pytest.mark.parametrize("header", [{"path": "x.py"}, {"size": "3"}, {"size": "-1"}, {"GNU.sparse.size": "9"}])
+def test_a_header_for_all_members_says_nothing_else(tmp_path, header):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT, pax_headers=header) as file:
+        file.addfile(tarfile.TarInfo("model.py"), io.BytesIO())
+    (tmp_path / "archive").write_bytes(packed.getvalue())
+    with pytest.raises(Problem) as refused:
+        unpack(tmp_path / "archive", tmp_path / "folder", Limits())
+    assert refused.value.status == 422
+    assert [*(tmp_path / "folder").iterdir()] == []
 
 
 def test_an_archive_that_the_disk_has_no_room_for_is_507(client):

@@ -141,8 +141,38 @@ def test_a_server_without_tokens_prints_one_and_ends_well_when_it_is_told_to(tmp
     assert not any(token.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
+TOKEN = ("serve", "token", "create", "--role", "read")
+
+
+def test_a_state_folder_means_the_same_before_and_after_a_subcommand(here, tmp_path):
+    """And a database: what was said the nearest counts; its environment variable is that of all."""
+    (tmp_path / "here").mkdir(mode=0o700)
+    made = here("serve", "--state", "there", *TOKEN[1:], "--name", "ann", cwd=tmp_path)
+    assert (made.returncode, f"no service in {tmp_path}/there" in made.stderr) == (0, True)
+    again = here("serve", "--state", "here", *TOKEN[1:], "--name", "bob", "--state", "there", cwd=tmp_path)
+    assert (again.returncode, "no service" in again.stderr) == (0, False)
+    url = f"sqlite:///{tmp_path}/there/service.db"
+    places = (("--state", "there"), ("--database", url), ("--state", "none", "--database", url))
+    lines = [here("serve", *place, "token", "list", cwd=tmp_path) for place in places]
+    lines += [here("serve", "token", "list", *place, cwd=tmp_path) for place in places]
+    lines += [here("serve", "token", "list", cwd=tmp_path, AUTOTUNE_DATABASE=url)]
+    lines += [here("serve", "--database", url, "token", "list", cwd=tmp_path, AUTOTUNE_DATABASE="sqlite:////none.db")]
+    assert {each.stdout for each in lines} == {lines[0].stdout}, [each.stderr for each in lines]
+    assert ["ann" in lines[0].stdout, "bob" in lines[0].stdout] == [True, True]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "there"]
+    assert [*(tmp_path / "here").iterdir()] == []
+
+
+@pytest.mark.parametrize("words", [TOKEN, ("serve", "token", "list"), ("serve", "token", "revoke", "5e0d11c2")])
+def test_where_no_service_is_no_token_is_made(here, tmp_path, words):
+    """A token of a new service that nobody has asked for would be known to nothing."""
+    ended = here(*words, *(("--name", "ann") if words == TOKEN else ()), cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, [*tmp_path.iterdir()]) == (2, "", [])
+    assert ended.stderr.startswith(f"{tmp_path}/autotune-service: there is no service.")
+
+
 def test_tokens_are_made_listed_and_revoked(here, tmp_path):
-    made = here("serve", "token", "create", "--role", "read", "--name", "ann", "--json", cwd=tmp_path)
+    made = here(*TOKEN, "--name", "ann", "--state", "autotune-service", "--json", cwd=tmp_path)
     token = json.loads(made.stdout)
     again = here("serve", "token", "create", "--role", "admin", "--name", "ann", cwd=tmp_path)
     assert (again.returncode, again.stderr.startswith(f"--name: token {token['id']} is ann's")) == (2, True)
@@ -174,7 +204,7 @@ def test_a_certificate_that_cannot_be_read_is_the_users_error(here, tmp_path):
 @pytest.mark.parametrize("name", ["", "a\x1b[2J", "a" * 101])
 def test_a_token_needs_a_name_that_can_be_listed(here, tmp_path, name):
     """As over HTTP."""
-    ended = here("serve", "token", "create", "--role", "read", "--name", name, cwd=tmp_path)
+    ended = here(*TOKEN, "--state", "state", "--name", name, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("--name: 1 to 100 letters")
     assert "\x1b" not in ended.stderr

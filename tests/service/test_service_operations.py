@@ -152,6 +152,23 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path):
     assert (tmp_path / "service.db").read_bytes() == b"a letter" * 512
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o702])
+def test_a_state_folder_that_others_may_use_is_refused_with_what_mends_it(tmp_path, mode):
+    """Archives and the database are in it. The command that the message ends with does."""
+    state = tmp_path / "our state"
+    state.mkdir()
+    state.chmod(mode)
+    with pytest.raises(UserError, match=f"its mode is {mode:o}") as refused:
+        open_database(state, None)
+    assert [*state.iterdir()] == []
+    subprocess.run(["sh", "-c", str(refused.value).rpartition("Close it: ")[2]], check=True)
+    database, locks = open_database(state, None)
+    database.close()
+    assert (state / "service.db").is_file()
+    for each in locks:
+        each.release()
+
+
 def test_a_databases_password_is_told_to_nobody():
     """Not even where an @ in it, which ought to be %40, makes its end a part of the host's name."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")

@@ -17,13 +17,15 @@ import uvicorn
 from ...errors import UserError
 from ...report.printing import print_json, tell
 from ...service.problems import Problem
-from ...service.service import Service, open_database, open_service
+from ...service.service import DATABASE, Service, open_database, open_service
+from ...service.store.database import Database
 from ...service.store.tokens import RoleName, Tokens, expiry_s
 from ...service.supervisor import RunnerOptions
 from ...service.web.app import make_app
 from ...service.web.limits import BoundedProtocol
 
 LogFormat = Literal["text", "json"]
+DEFAULT_STATE = Path("autotune-service")
 _GRACE_S = 5
 """After a signal, for requests that are being answered."""
 
@@ -116,26 +118,40 @@ def _tell_where(service: Service, options: ServeOptions) -> None:
         tell(f"  commands: export AUTOTUNE_TOKEN={secret}")
 
 
-def create_token(state: Path, database: str | None, name: str, role: RoleName, expires: str, json: bool) -> None:
+def create_token(state: Path | None, database: str | None, name: str, role: RoleName, expires: str, json: bool) -> None:
     """Print a new token, this once. A server that runs already takes it at once.
 
+    Args:
+        state: the service's folder, which is made where it was asked for; None is the default one.
+        database: its URL; None is SQLite in ``state``.
+        name: whose it is.
+        role: what it may do.
+        expires: ``30d``, or ``never``.
+        json: print one document.
+
     Raises:
-        UserError: the database cannot be used, or ``expires`` is no time.
+        UserError: the database cannot be used, there is no service and none was asked for, or ``expires`` is no time.
     """
+    folder = (state or DEFAULT_STATE).resolve()
+    is_new = database is None and not (folder / DATABASE).exists()
     try:
-        row, secret = _tokens(state, database).create(name, role, _seconds(expires, "--expires"))
+        row, secret = _tokens(state, database, begins=state is not None).create(
+            name, role, _seconds(expires, "--expires")
+        )
     except Problem as problem:
         raise UserError(f"--{problem.detail}") from None
     if json:
         print_json({**row.model_dump(), "token": secret})
     else:
         print(secret)
-        where = "--database" if database else state.resolve()
+        where = "--database" if database else folder
         tell(f"Token {row.id} of {name}, role {role}, {_until(row.expires_at)}, for the service of {where}.")
         tell("It is not shown again.")
+    if is_new:
+        tell(f"There was no service in {folder}: it begins with this token.")
 
 
-def list_tokens(state: Path, database: str | None, json: bool) -> None:
+def list_tokens(state: Path | None, database: str | None, json: bool) -> None:
     """Print the tokens, without themselves."""
     rows = _tokens(state, database).all()
     if json:
@@ -147,7 +163,7 @@ def list_tokens(state: Path, database: str | None, json: bool) -> None:
         print(f"{row.id}  {row.role:6}  {'revoked' if row.revoked_at else _until(row.expires_at):22}  {row.name}")
 
 
-def revoke_token(state: Path, database: str | None, token_id: str) -> None:
+def revoke_token(state: Path | None, database: str | None, token_id: str) -> None:
     """From now on it is no token.
 
     Raises:
@@ -160,8 +176,23 @@ def revoke_token(state: Path, database: str | None, token_id: str) -> None:
         raise UserError(problem.detail) from None
 
 
-def _tokens(state: Path, database: str | None) -> Tokens:
-    return Tokens(open_database(state.resolve(), database, alone=False)[0])
+def _tokens(state: Path | None, database: str | None, *, begins: bool = False) -> Tokens:
+    """The tokens of a service that is there, or ``begins``.
+
+    Raises:
+        UserError: it is not.
+    """
+    folder = (state or DEFAULT_STATE).resolve()
+    if database is None and not begins and not (folder / DATABASE).exists():
+        raise UserError(
+            f"{folder}: there is no service. Name its folder (--state FOLDER) or its --database as for `autotune "
+            "serve`; `--state` of `token create` also begins a new one."
+        )
+    if database is None:
+        return Tokens(open_database(folder, None, alone=False)[0])
+    opened = Database(database)
+    opened.migrate()
+    return Tokens(opened)
 
 
 def _seconds(text: str | None, option: str) -> float | None:

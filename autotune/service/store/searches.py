@@ -224,10 +224,10 @@ class Searches:
             state = self._row(connection, search_id).state
             text = connection.scalar(select(SEARCHES.c[what]).where(SEARCHES.c.id == search_id))
         if text is None:
-            when = "yet" if state in OPEN else "and none will come"
-            raise Problem(
-                409, f"search {search_id} is {state}: there is no {what.removesuffix('_files')} {when}.", state=state
-            )
+            when = "no plan yet." if state in OPEN else "no plan, and none will come."
+            if state in RESUMABLE:
+                when = f"no plan. `autotune resume {search_id}` goes on with it, which may bring one."
+            raise Problem(409, f"search {search_id} is {state}: there is {when}", state=state)
         return str(text)
 
     def cancel(self, search_id: str, mode: CancelMode) -> Search:
