@@ -3,6 +3,11 @@
 Source: c10/cuda/CUDACachingAllocator.cpp of torch 2.13 with the default configuration: ``round_size``, ``get_pool``,
 ``get_allocation_size``, ``get_free_block`` (best fit), ``should_split``, ``try_merge_blocks``; where the device has no
 more room, ``release_cached_blocks``. One stream.
+
+Of free blocks of one size torch takes the one at the lowest address (``BlockComparatorSize``), here the one in the
+newest segment: that the driver's addresses fall from segment to segment is no one's promise. But so, Reformer takes
+373.0 MiB and ResNet-50 47.6 a sample, as measured on three cards, and 349.6 and 46.3 with rising ones (``python -m
+benchmarks.cards``).
 """
 
 from __future__ import annotations
@@ -96,8 +101,8 @@ class CachingAllocator:
             self._give_back()
             if not self._has_room(segment):
                 raise Full
+        self._next_address -= segment
         block = Block(self._next_address, segment)
-        self._next_address += segment
         self.reserved_bytes += segment
         self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
         return block
