@@ -18,6 +18,7 @@ from autotune.service.client import Client
 from autotune.service.service import open_service
 from autotune.service.supervisor import RunnerOptions
 from autotune.service.web.app import make_app
+from autotune.service.web.limits import BoundedProtocol
 
 from .rows import HERE
 
@@ -123,7 +124,12 @@ def _serve(
         prepare()
         service = open_service(state, url, options)
         config = uvicorn.Config(
-            make_app(service), log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=2
+            make_app(service),
+            http=BoundedProtocol,
+            log_config=None,
+            access_log=False,
+            ws="none",
+            timeout_graceful_shutdown=2,
         )
         uvicorn.Server(config).run([listening])
         code = 0

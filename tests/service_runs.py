@@ -7,12 +7,14 @@ import io
 import json
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from fastapi.testclient import TestClient
 
 from autotune.service.service import Service, open_service
@@ -78,3 +80,18 @@ def until(client: TestClient, search_id: str, *states: str, timeout_s: float = 6
 
 
 ENDS = ("SUCCEEDED", "NOTHING_FITS", "FAILED", "ERROR", "CANCELLED")
+
+
+@contextmanager
+def listening(app: Any, **options: Any) -> Iterator[int]:
+    """The port of a server of an application, in a thread."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", **options))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()

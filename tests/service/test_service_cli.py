@@ -9,16 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 
 import httpx
 import pytest
-import uvicorn
 import yaml
 from command_line import PROGRAM, environment
-from service_runs import OPTIONS
+from service_runs import OPTIONS, listening
 
 from autotune.service.client import Client
 from autotune.service.service import open_service
@@ -32,16 +30,9 @@ def url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     (folder / "shared").mkdir()
     service = open_service(folder / "state", None, options, shared=(folder / "shared",))
-    server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-    with pytest.MonkeyPatch.context() as patch:
+    with listening(make_app(service)) as port, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOTUNE_TOKEN", service.tokens.make_for_run())
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.medium

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
-import uvicorn
 from chromium import Page, missing
 from filled_service import fill
-from service_runs import OPTIONS
+from service_runs import OPTIONS, listening
 
 from autotune.service.service import open_service
 from autotune.service.web.app import make_app
@@ -22,15 +19,8 @@ def shown(tmp_path_factory):
     state = tmp_path_factory.mktemp("page") / "state"
     search_id = fill(state, 120)
     service = open_service(state, None, OPTIONS)
-    server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-    port, token = server.servers[0].sockets[0].getsockname()[1], service.tokens.make_for_run()
-    yield f"http://127.0.0.1:{port}/#token={token}", search_id
-    server.should_exit = True
-    thread.join()
+    with listening(make_app(service)) as port:
+        yield f"http://127.0.0.1:{port}/#token={service.tokens.make_for_run()}", search_id
 
 
 def test_a_search_is_shown_on_a_phone_in_the_dark_and_by_keyboard(shown):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from ..problems import Problem
 from ..store.tokens import Caller, Role, Tokens
-from .limits import RequestLimit
+from .limits import RequestLimit, StreamLimit
 
 COOKIE = "autotune_token"
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -29,6 +30,7 @@ class Access:
 
     tokens: Tokens
     limit: RequestLimit | None = None
+    streams: StreamLimit = field(default_factory=StreamLimit)
     _known_until: dict[str, tuple[float, Caller]] = field(default_factory=dict, repr=False)
 
     async def find(self, request: Request) -> Caller:
@@ -94,16 +96,34 @@ def refuse_other_sites(request: Request) -> None:
 
 
 async def let_in(request: Request, role: Role) -> Caller:
-    """Who asks, where they may.
+    """Who asks, where they may; their connection is one of those that are kept.
 
     Raises:
         Problem: 401; 403; 429.
     """
     access: Access = request.app.state.access
-    caller = await access.find(request)
+    caller: Caller | None = getattr(request.state, "caller", None)
+    if caller is None:
+        request.state.caller = caller = await access.find(request)
+        if (connection := getattr(request.state, "connection", None)) is not None:
+            connection.is_let_in = True
     if caller.role < role:
         raise Problem(403, f"the role {role.name} is needed, and this token has the role {caller.role.name}.")
     return caller
+
+
+class GuardedRoute(APIRoute):
+    """Of who has no token, no body is read."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's own, which reads the body first."""
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            await let_in(request, Role.read)
+            return await handle(request)
+
+        return guarded
 
 
 def _at_least(role: Role) -> Callable[..., Awaitable[Caller]]:

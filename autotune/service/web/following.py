@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ...errors import Caught
 from ..problems import Problem
@@ -72,9 +73,21 @@ async def stream(request: Request, service: Service, search_id: str, after: int)
         Problem: 404.
     """
     await run_in_threadpool(service.searches.get, search_id)
-    return StreamingResponse(
-        _lines(request, service, search_id, after), media_type="text/event-stream", headers=_HEADERS
-    )
+    return _Stream(_lines(request, service, search_id, after), media_type="text/event-stream", headers=_HEADERS)
+
+
+class _Stream(StreamingResponse):
+    """One of those that a token may have open."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it.
+
+        Raises:
+            Problem: 429.
+        """
+        request = Request(scope)
+        with request.app.state.access.streams.held(request.state.caller.token_id):
+            await super().__call__(scope, receive, send)
 
 
 async def _lines(request: Request, service: Service, search_id: str, after: int) -> AsyncIterator[str]:

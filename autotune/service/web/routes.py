@@ -21,10 +21,10 @@ from ..spec import SearchSpec
 from ..store.searches import CancelMode, Search, no_search
 from ..store.states import TERMINAL, State
 from ..store.tokens import LONGEST_NAME, NAME, Role, RoleName, TokenRow, expiry_s
-from .access import Admin, Reader, Submitter, let_in
+from .access import Admin, GuardedRoute, Reader, Submitter, let_in
 from .following import stream
 
-ROUTES = APIRouter(prefix="/v1", responses={401: {}, 403: {}, 404: {}, 422: {}})
+ROUTES = APIRouter(prefix="/v1", route_class=GuardedRoute, responses={401: {}, 403: {}, 404: {}, 422: {}})
 _MOST_WAIT_S = 60.0
 _LONGEST_KEY = 199
 """Characters: with its owner's name before it, it is to fit into its column."""
