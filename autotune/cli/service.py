@@ -47,6 +47,14 @@ def run(
         typer.Option(metavar="FOLDER", help="Submits may name paths in it. Again for more.", show_default="none"),
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Others' searches are seen by admins alone.")] = False,
+    behind_proxy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Take client, name and scheme from X-Forwarded-For, -Host and -Proto of what comes from there.",
+            show_default="no proxy",
+        ),
+    ] = None,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the key, PEM.")] = None,
     keep: Annotated[
@@ -82,6 +90,7 @@ def run(
             address,
             folders,
             private,
+            behind_proxy,
             tls_certificate,
             tls_key,
             keep,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import sys
 import time
@@ -23,6 +24,7 @@ from ...service.store.tokens import RoleName, Tokens, expiry_s
 from ...service.supervisor import RunnerOptions
 from ...service.web.app import make_app
 from ...service.web.limits import BoundedProtocol
+from ...service.web.proxy import Network
 
 LogFormat = Literal["text", "json"]
 DEFAULT_STATE = Path("autotune-service")
@@ -43,6 +45,7 @@ class ServeOptions:
     address: str | None
     shared: tuple[Path, ...]
     private: bool
+    behind_proxy: str | None
     certificate: Path | None
     key: Path | None
     keep: str | None
@@ -67,11 +70,12 @@ def serve(options: ServeOptions) -> None:
             raise UserError(f"--shared {folder}: a folder was expected. Make it first, or name another.")
     address = [] if options.address is None else [f"--address={options.address}"]
     runner = RunnerOptions(num_searches=options.searches, driver_options=(f"--executor={options.executor}", *address))
+    behind = _network(options.behind_proxy)
     service = open_service(
         options.state.resolve(), options.database, runner, shared=options.shared, private=options.private
     )
     config = uvicorn.Config(
-        make_app(service, keep_s=keep_s, requests_per_s=options.requests_per_s),
+        make_app(service, keep_s=keep_s, requests_per_s=options.requests_per_s, behind=behind),
         host=options.host,
         port=options.port,
         http=BoundedProtocol,
@@ -200,6 +204,16 @@ def _seconds(text: str | None, option: str) -> float | None:
         return expiry_s(text)
     except Problem as problem:
         raise UserError(f"{option}: {problem.detail.removeprefix('expires: ')}") from None
+
+
+def _network(text: str | None) -> Network | None:
+    try:
+        return None if text is None else ipaddress.ip_network(text)
+    except ValueError:
+        raise UserError(
+            f"--behind-proxy {text}: the address was expected that the proxy's connections come from: 127.0.0.1, or a "
+            "network such as 10.0.0.0/8."
+        ) from None
 
 
 def _until(expires_at: float | None) -> str:

@@ -90,9 +90,13 @@ def refuse_other_sites(request: Request) -> None:
         return
     origin = request.headers.get("origin")
     site = request.headers.get("sec-fetch-site", "same-origin")
-    is_ours = origin is None or origin.partition("://")[2] == request.headers.get("host")
+    is_ours = origin is None or origin == f"{request.url.scheme}://{request.headers.get('host')}"
     if site not in ("same-origin", "none") or not is_ours:
-        raise Problem(403, "this request comes from another site's page.")
+        raise Problem(
+            403,
+            "this request comes from another site's page. If it is this one's, a proxy has changed the name or scheme: "
+            "start the service with --behind-proxy ADDRESS, and let the proxy send X-Forwarded-Host and -Proto.",
+        )
 
 
 async def let_in(request: Request, role: Role) -> Caller:

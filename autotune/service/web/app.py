@@ -23,19 +23,27 @@ from .following import Reads
 from .limits import RequestLimit
 from .observe import Metrics, Observe
 from .page import PAGE
+from .proxy import BehindProxy, Network
 from .routes import ROUTES, STATUS
 
 _MOST_BODY_BYTES = 2**20
 _SWEEP_S = 3600.0
 
 
-def make_app(service: Service, *, keep_s: float | None = None, requests_per_s: float | None = None) -> FastAPI:
+def make_app(
+    service: Service,
+    *,
+    keep_s: float | None = None,
+    requests_per_s: float | None = None,
+    behind: Network | None = None,
+) -> FastAPI:
     """The application; searches run as long as it does.
 
     Args:
         service: what it serves.
         keep_s: searches that ended so many seconds ago are forgotten; None keeps all.
         requests_per_s: the most that one token may ask; None sets no limit.
+        behind: the proxy whose word on who asks, by which name and scheme, is taken.
     """
 
     @asynccontextmanager
@@ -67,6 +75,8 @@ def make_app(service: Service, *, keep_s: float | None = None, requests_per_s: f
     app.include_router(PAGE)
 
     app.add_middleware(Observe, metrics=metrics)
+    if behind is not None:
+        app.add_middleware(BehindProxy, proxy=behind)
 
     @app.get("/healthz", response_class=PlainTextResponse)
     def is_alive() -> str:

@@ -90,7 +90,8 @@ class Observe:
                 method = scope["method"] if scope["method"] in _METHODS else "other"
                 status = message["status"]
                 self._metrics.count(method, route, status, seconds)
-                _LOG.info("%s %s %s %.3f s", method, _shown(scope["path"]), status, seconds)
+                client = scope["client"][0] if scope["client"] else "-"
+                _LOG.info("%s %s %s %s %.3f s", client, method, _shown(scope["path"]), status, seconds)
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
