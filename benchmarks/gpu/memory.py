@@ -44,7 +44,7 @@ def _budgets(place: Place) -> dict[str, list[tuple[int, Any]]]:
 
 def _sources(place: Place) -> tuple[tuple[str, int | None], ...]:
     """A task of one shape and one whose shapes vary, each with the batches that its peak is the largest of."""
-    return (place.language, None), (task("varying"), 64)
+    return (place.language, None), (place.varying, 64)
 
 
 def _budget(place: Place) -> Found:
@@ -108,7 +108,7 @@ def _out_of_memory(place: Place) -> Found:
     has_triton = importlib.util.find_spec("triton") is not None
     figures["a Triton kernel on one"] = place.alone(fails_on_a_full_card, compiles=True) if has_triton else _NO_TRITON
     figures["halving"] = place.alone(halved)
-    figures["the next trial"] = place.trial(task("varying"), limit=limit).kind
+    figures["the next trial"] = place.trial(place.varying, limit=limit).kind
     right = {name: kind for name, (_, kind) in _RUNS_OUT.items()}
     right |= {"a handle on a full card": "out of memory", "halving": "halved", "the next trial": "measured"}
     right["a Triton kernel on one"] = "out of memory" if has_triton else _NO_TRITON
@@ -174,7 +174,7 @@ def _busy(place: Place) -> Found:
         limit = None if needs < 64 * MIB else max(needs, used_bytes())
         held = place.once(place.request(place.language, limit=limit))
         holding(share=0.05, computes=True)
-        beside = place.trial(task("varying"), trial_time_s=1.0 if place.is_quick else 5.0)
+        beside = place.trial(place.varying, trial_time_s=1.0 if place.is_quick else 5.0)
     disturbed = beside.measurement.disturbed if isinstance(beside, Measured) else None
     blamed = isinstance(held, OutOfMemory)
     named = isinstance(held, Lost)
@@ -193,7 +193,7 @@ def _killed(place: Place) -> Found:
     while used_bytes() > before + 64 * MIB and time.monotonic() - began_s < 60:
         time.sleep(0.05)
     seconds = time.monotonic() - began_s
-    later = place.trial(task("varying"))
+    later = place.trial(place.varying)
     is_within = seconds < _BACK_S and isinstance(later, Measured) and outcome.kind == "crashed"
     return Found(f"{outcome.kind}; memory is back after {seconds:.1f} s; then: {later.kind}", is_within)
 

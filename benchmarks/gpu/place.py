@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from autotune.measure.measurement import InspectOptions, Measurement
 from autotune.plan import Budget, Evidence, Plan
 from autotune.techniques import Facts, Settings
 from autotune.workers import Inspected, InspectRequest, Measured, MeasureRequest, Outcome
+from autotune.workers.devices import Gpu, visible_gpus
 from autotune.workers.local import LocalExecutor
 from autotune.workers.trial.environment import own_thread_variables
 
@@ -30,6 +32,11 @@ ROOT = HERE.parent
 GPT = str(EXAMPLES / "char_gpt" / "model.py")
 CNN = str(EXAMPLES / "digits_cnn" / "model.py")
 _WATCH_S = 0.05
+_FORKED = multiprocessing.get_context("forkserver")
+"""Processes of their own are forked from one that has imported what they run, and used no card."""
+_FORKED.set_forkserver_preload(
+    ["torch._dynamo", *(f"{__package__}.{name}" for name in ("exact", "memory", "speed", "surroundings"))]
+)
 
 
 def task(name: str) -> str:
@@ -56,11 +63,30 @@ class Watch:
 
 @dataclass
 class Place:
-    """One card, and a folder for what checks write."""
+    """The first card, and a folder for what checks write."""
 
     folder: Path
     is_quick: bool
     """Times are short: for a run that shows that the checks run, not what a card does."""
+    cards: tuple[Gpu, ...] = field(default_factory=visible_gpus)
+    """Of this machine. This process, and all that it starts, sees the first one alone."""
+
+    def __post_init__(self) -> None:
+        """Else a trial might run on one card, while another one is watched."""
+        self._show(self.cards[:1])
+
+    @contextmanager
+    def all_cards(self) -> Iterator[None]:
+        """What is started within sees all of them."""
+        self._show(self.cards)
+        try:
+            yield
+        finally:
+            self._show(self.cards[:1])
+
+    def _show(self, cards: Sequence[Gpu]) -> None:
+        if cards:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(card.uuid for card in cards)
 
     @cached_property
     def executor(self) -> LocalExecutor:
@@ -85,6 +111,11 @@ class Place:
     def language(self) -> str:
         """A task of words."""
         return task("few_words") if self.is_quick else GPT
+
+    @property
+    def varying(self) -> str:
+        """A task of words whose shapes vary."""
+        return task("few_varying" if self.is_quick else "varying")
 
     @property
     def images(self) -> str:
@@ -148,31 +179,30 @@ class Place:
 
     @contextmanager
     def process(self, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-        """Calls a function of this package's in one process of its own, which is killed at the end of the block."""
-        named = f"{function.__module__}:{function.__qualname__}"
-        command = [sys.executable, "-m", "benchmarks.gpu.alone", named]
-        with tempfile.TemporaryFile("w+") as said:
-            other = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT
-            )
-            asks, tells = other.stdin, other.stdout
-            assert asks is not None
-            assert tells is not None
+        """Calls a function of this package's in one process of its own, which is killed at the end of the block. What
+        a generator yields comes call by call."""
+        own, its = _FORKED.Pipe()
+        other = _FORKED.Process(target=_answer, args=(function, its))
+        other.start()
+        its.close()
 
-            def call(**arguments: Any) -> Any:
-                with suppress(BrokenPipeError):  # it has ended
-                    print(json.dumps(arguments), file=asks, flush=True)
-                if line := tells.readline():
-                    return json.loads(line)
-                code = other.wait()
-                said.seek(0)
-                raise RuntimeError(_ended(code, said.read()))
-
+        def call(**arguments: Any) -> Any:
             try:
-                yield call
-            finally:
-                other.kill()
-                other.communicate()
+                own.send(arguments)
+                found, error = own.recv()
+            except (EOFError, OSError):  # it has ended
+                other.join()
+                raise RuntimeError(f"{function.__name__} ended with code {other.exitcode}") from None
+            if error is not None:
+                raise RuntimeError(error)
+            return found
+
+        try:
+            yield call
+        finally:
+            other.kill()
+            other.join()
+            own.close()
 
     def command(self, *words: str) -> str:
         """What ``autotune`` prints."""
@@ -206,6 +236,19 @@ class Place:
             thread.join()
 
 
+def _answer(function: Callable[..., Any], asks: Connection) -> None:
+    """Call it with what is asked, until it is asked no more: what it returns or yields, or raised."""
+    with suppress(EOFError):
+        while True:
+            arguments = asks.recv()
+            try:
+                found = function(**arguments)
+                for one in found if isinstance(found, Generator) else (found,):
+                    asks.send((one, None))
+            except Exception as error:  # noqa: BLE001 - it is raised where it was asked
+                asks.send((None, f"{type(error).__name__}: {error}"))
+
+
 def measurement(outcome: Outcome) -> Measurement:
     """
     Raises:
@@ -233,7 +276,7 @@ def _ended(code: int, said: str) -> str:
 
 
 def handle() -> Any:
-    """NVML's, of the card that CUDA counts first.
+    """NVML's, of the card that checks run on.
 
     Raises:
         Skipped: NVML is not there.
@@ -242,10 +285,7 @@ def handle() -> Any:
         import pynvml
 
         pynvml.nvmlInit()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        if visible.startswith("GPU-"):
-            return pynvml.nvmlDeviceGetHandleByUUID(visible)
-        return pynvml.nvmlDeviceGetHandleByIndex(int(visible or 0))
+        return pynvml.nvmlDeviceGetHandleByUUID(os.environ["CUDA_VISIBLE_DEVICES"])
     except (ImportError, pynvml.NVMLError) as reason:
         raise Skipped(f"NVML cannot be asked: {reason}") from None
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import Any
 
 from autotune.commands.where import Where
 from autotune.measure.measurement import Measurement
 from autotune.script.command import under_launcher
 from autotune.techniques import Settings
-from autotune.workers.devices import visible_gpus
 from autotune.workers.local import LocalExecutor
 
 from ..rows import HERE
@@ -24,19 +22,28 @@ _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--n
 def _several(place: Place) -> Found:
     """On two cards: a trial through Ray, and two at once, beside one alone; DDP over NCCL, as a task and as a script of
     torchrun's, beside one process."""
-    if len(visible_gpus()) < 2:
+    if len(place.cards) < 2:
         raise Skipped("there is one card")
+    if len({card.type for card in place.cards}) > 1:
+        raise Skipped(f"the cards are unlike: {', '.join(card.type for card in place.cards)}")
     here = place.measured(place.language)
-    figures: dict[str, Any] = {"two at once": max(_apart(one, here) for one in _at_once(place))}
+    with place.all_cards():
+        figures = _figures(place, here)
+    bars = {"two at once": _BAR, "through Ray": _BAR, "DDP's losses": _LOSS_BAR, "torchrun's processes": _BAR}
+    words = ", ".join(f"{name} {value:.2%} apart" for name, value in figures.items())
+    words += "" if "through Ray" in figures else "; Ray is not installed"
+    return Found(words, all(value <= bars[name] for name, value in figures.items()), figures)
+
+
+def _figures(place: Place, here: Measurement) -> dict[str, float]:
+    """How far apart each way is, as a share."""
+    figures = {"two at once": max(_apart(one, here) for one in _at_once(place))}
     if importlib.util.find_spec("ray") is not None:
         figures["through Ray"] = _apart(_through_ray(place), here)
     with LocalExecutor("cuda", gpus_per_trial=2) as both:
         figures["DDP's losses"] = _over_both(place, both)
         figures["torchrun's processes"] = _by_torchrun(place, both)
-    bars = {"two at once": _BAR, "through Ray": _BAR, "DDP's losses": _LOSS_BAR, "torchrun's processes": _BAR}
-    words = ", ".join(f"{name} {value:.2%} apart" for name, value in figures.items())
-    words += "" if "through Ray" in figures else "; Ray is not installed"
-    return Found(words, all(value <= bars[name] for name, value in figures.items()), figures)
+    return figures
 
 
 def _apart(found: Measurement, true: Measurement) -> float:
@@ -45,8 +52,9 @@ def _apart(found: Measurement, true: Measurement) -> float:
 
 
 def _at_once(place: Place) -> list[Measurement]:
-    asked = [place.executor.submit(place.request(place.language)) for _ in range(2)]
-    outcomes = [one.result() for one in asked]
+    with LocalExecutor("cuda") as each:
+        asked = [each.submit(place.request(place.language)) for _ in range(2)]
+        outcomes = [one.result() for one in asked]
     if len({one.where for one in outcomes}) < 2:
         raise RuntimeError(f"two trials ran on one card: {outcomes[0].where}")
     return [*map(measurement, outcomes)]

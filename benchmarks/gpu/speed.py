@@ -29,6 +29,9 @@ _LOADING: dict[str, dict[str, Any]] = {
     "workers": {"data_loading": {"num_workers": 2, "pin_memory": True}},
     "on the card": {"data_loading": {"cache": "device"}},
 }
+_COLLATED = ("long_steps", "sums")
+"""The host makes their batches, so that none can lie on the card already."""
+_QUICK = {"launch_bound": "on the card", "short_steps": "pinned", "long_steps": "workers", "sums": "unpinned"}
 _PINNED: dict[str, Any] = {"data_loading": {"num_workers": 0, "pin_memory": True}}
 """A copy from other host memory waits for the card by itself (torch 2.13, aten/src/ATen/native/cuda/Copy.cu)."""
 _WAITS: dict[str, tuple[dict[str, Any], int]] = {
@@ -74,12 +77,13 @@ def _maps(pid: int) -> str:
 
 def _speed(place: Place) -> Found:
     """Tasks whose step takes the card a known time: trials beside plain loops."""
-    figures = {}
-    seconds = 0.5 if place.is_quick else 6.0
+    figures, seconds = {}, 0.5 if place.is_quick else 6.0
+    every = _QUICK.items() if place.is_quick else itertools.product(_TIMED, _LOADING)
     with place.process(plain_loop) as loop:
-        for name, (way, settings) in itertools.product(_TIMED, _LOADING.items()):
-            if place.is_quick and way not in ("unpinned", "pinned"):
+        for name, way in every:
+            if name in _COLLATED and way == "on the card":
                 continue
+            settings = _LOADING[way]
             found = place.measured(task(name), Settings.model_validate(settings), trial_time_s=seconds)
             true = loop(name=name, settings=settings, seconds=seconds)
             figures[f"{name}, {way}"] = {"off": off(found.samples_per_s.value, true)}

@@ -6,7 +6,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -99,14 +99,17 @@ class _Words(nn.Module):
 
 
 class _Sentences(Dataset[Tensor]):
-    """Of 16 to 256 words, in no order."""
+    """Of 1 to 16 times so many words, in no order."""
+
+    def __init__(self, unit: int) -> None:
+        self.unit = unit
 
     def __len__(self) -> int:
         return 1024
 
     def __getitem__(self, index: int) -> Tensor:
         generator = torch.Generator().manual_seed(index)
-        length = 16 * int(torch.randint(1, 17, (), generator=generator))
+        length = self.unit * int(torch.randint(1, 17, (), generator=generator))
         return torch.randint(0, 256, (length,), generator=generator)
 
 
@@ -118,10 +121,10 @@ def _next_word(model: nn.Module, words: Tensor) -> Tensor:
     return F.cross_entropy(model(words)[:, :-1].flatten(0, 1), words[:, 1:].flatten())
 
 
-def _sentences(compute_loss: Callable[..., Any] = _next_word) -> Task:
+def _sentences(unit: int, compute_loss: Callable[..., Any] = _next_word) -> Task:
     return Task(
         build_model=_Words,
-        build_dataset=_Sentences,
+        build_dataset=partial(_Sentences, unit),
         compute_loss=compute_loss,
         build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
         batch_size=BATCH,
@@ -129,7 +132,7 @@ def _sentences(compute_loss: Callable[..., Any] = _next_word) -> Task:
     )
 
 
-varying = _sentences()
+varying, few_varying = _sentences(16), _sentences(4)
 
 
 def _failing(fail: Callable[[nn.Module], Any]) -> Task:
@@ -142,7 +145,7 @@ def _failing(fail: Callable[[nn.Module], Any]) -> Task:
             fail(model)
         return _next_word(model, words)
 
-    return _sentences(compute_loss)
+    return _sentences(4, compute_loss)
 
 
 def _tensor(model: nn.Module) -> None:
@@ -229,18 +232,18 @@ def dropping(how: str, precision: Any = "fp32") -> Task:
     )
 
 
-def words(batch_size: int = BATCH) -> Task:
+def words() -> Task:
     """The small transformer, on sentences of one length."""
     return Task(
         build_model=_Words,
         build_dataset=lambda: TensorDataset(torch.randint(0, 256, (512, 64))),
         compute_loss=lambda model, batch: _next_word(model, batch[0]),
         build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-        batch_size=batch_size,
+        batch_size=BATCH,
     )
 
 
-few_words, small_words = words(), words(64)
+few_words = words()
 
 
 class _Convolutions(nn.Module):
@@ -270,7 +273,7 @@ convolutions = Task(
 _held: list[Tensor] = []
 
 
-def hold(share: float, computes: bool) -> int:
+def hold(share: float, computes: bool) -> Iterator[int]:
     """Hold a share of the card's free memory in place of what this process held, and say how many bytes; if asked,
     compute from then on until this process is ended."""
     _held.clear()
@@ -278,9 +281,8 @@ def hold(share: float, computes: bool) -> int:
     num_bytes = int(torch.cuda.mem_get_info()[0] * share)
     _held.append(torch.empty(num_bytes, dtype=torch.uint8, device="cuda"))
     torch.cuda.synchronize()
+    yield num_bytes
     if computes:
-        print(num_bytes, flush=True)
         factor = torch.zeros(2048, 2048, device="cuda")
         while True:
             factor @ factor
-    return num_bytes

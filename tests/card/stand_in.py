@@ -53,10 +53,11 @@ import pynvml
 import pytest
 import torch
 import torch._dynamo  # its import reads torch.cuda, which is to be the real one then
+import torch.distributed
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_map
 
 from autotune.estimates.allocators.cuda_caching import CachingAllocator
 from autotune.estimates.allocators.free_list import Block
@@ -215,6 +216,26 @@ class Card:
             warnings.warn_explicit(words, UserWarning, frame.f_code.co_filename, frame.f_lineno)
         self.now_s = max(self.now_s, self._free_at_s)
 
+    # Several cards.
+
+    @property
+    def every(self) -> Sequence[Card]:
+        """The machine's, by NVML's numbers."""
+        return (self, *self.beside)
+
+    @property
+    def visible(self) -> Sequence[Card]:
+        """Those that this process sees, by CUDA's numbers."""
+        return self.every
+
+    @property
+    def number(self) -> int:
+        """CUDA's, of the card that this process uses."""
+        return 0
+
+    def take(self, number: int) -> None:
+        """Use that card from here on; but nothing runs on those that are ``beside``."""
+
     # Memory.
 
     @property
@@ -283,19 +304,19 @@ class Card:
     # Operations.
 
     def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
-        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
+        given = _tensors((args, kwargs))
         on_card = any(self.holds(one) for one in given)
         name = function.overloadpacket.__name__
         if on_card:
             self._begin(name)
             self._wait_for(name, given, args, kwargs)
-        out = function(*args, **kwargs)
+        out = _compute(function, name, given, args, kwargs)
         if not given and self.is_open and torch._C._current_graph_task_id() != -1:
             on_card = True  # backward of a function of ours makes a tensor, whose device no function mode sees
         if self._placing if self._placing is not None else on_card:
             own = {_key(one) for one in given if one.layout == torch.strided}
-            for one in tree_iter(out):
-                if isinstance(one, torch.Tensor) and one.layout == torch.strided and _key(one) not in own:
+            for one in _tensors(out):
+                if one.layout == torch.strided and _key(one) not in own:
                     self._put(one)
         return out
 
@@ -405,6 +426,26 @@ def in_use() -> Card:
 
 def _key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Those that an operation takes or gives, by themselves or in lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for one in value for tensor in _tensors(one)]
+
+
+def _compute(function: Any, name: str, given: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
+    """What the CPU makes of it. It multiplies matrices of fp16 thirty times as slowly as those of fp32; a card adds
+    their products in fp32, too."""
+    is_slow = _KINDS.get(name) == "matmul" and not kwargs and all(one.dtype == torch.float16 for one in given)
+    if not is_slow:
+        return function(*args, **kwargs)
+    return function(*(one.float() if isinstance(one, torch.Tensor) else one for one in args)).half()
 
 
 class _Allocator(CachingAllocator):
@@ -561,10 +602,10 @@ def _second(args: Any, kwargs: Any) -> bool:
 
 
 _TOLD: dict[Any, Callable[[Card, torch.Tensor], Any]] = {
-    torch.Tensor.device.__get__: lambda card, tensor: torch.device("cuda", 0),
+    torch.Tensor.device.__get__: lambda card, tensor: torch.device("cuda", card.number),
     torch.Tensor.is_cuda.__get__: lambda card, tensor: True,
     torch.Tensor.is_cpu.__get__: lambda card, tensor: False,
-    torch.Tensor.get_device: lambda card, tensor: 0,
+    torch.Tensor.get_device: lambda card, tensor: card.number,
 }
 """What a tensor on the card says of itself."""
 
@@ -644,9 +685,16 @@ def _patch_clock(patch: pytest.MonkeyPatch, card: Card) -> None:
 def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
     allocator = card._allocator
 
+    def numbered(device: Any) -> int:
+        index = device if isinstance(device, int) or device is None else torch.device(device).index
+        return card.number if index is None else int(index)
+
+    def take(device: Any) -> None:
+        card.take(numbered(device))
+        card.open()
+
     def properties(device: Any = None) -> Any:
-        number = device if isinstance(device, int) else torch.device(device).index if device is not None else 0
-        one = (card, *card.beside)[number or 0]
+        one = card.visible[numbered(device)]
         return types.SimpleNamespace(
             name=one.name,
             total_memory=one.total_bytes,
@@ -702,12 +750,12 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
         "_lazy_init": card.open,
         "_lazy_call": when_open,
         "init": card.open,
-        "is_available": lambda: True,
+        "is_available": lambda: bool(card.visible),
         "is_initialized": lambda: card.is_open,
         "is_current_stream_capturing": lambda: False,
-        "device_count": lambda: 1 + len(card.beside),
-        "current_device": lambda: 0,
-        "set_device": opened(lambda: None),
+        "device_count": lambda: len(card.visible),
+        "current_device": lambda: card.number,
+        "set_device": take,
         "device": lambda device=None: contextlib.nullcontext(),
         "get_device_properties": properties,
         "get_device_name": lambda device=None: properties(device).name,
@@ -741,6 +789,7 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
     for name, function in functions.items():
         patch.setattr(torch.cuda, name, function)
     _patch_autocast(patch)
+    _patch_distributed(patch)
     make_fake = FakeTensor.__new__
 
     def on_host(cls: Any, mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
@@ -751,8 +800,8 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
     patch.setattr(torch.Tensor, "is_pinned", lambda tensor, device=None: card.is_pinned(tensor), raising=False)
     patch.setattr(torch.accelerator, "is_available", lambda: True)
     patch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-    patch.setattr(torch.accelerator, "set_device_index", lambda device: None)
-    patch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    patch.setattr(torch.accelerator, "set_device_index", lambda device: card.take(numbered(device)))
+    patch.setattr(torch.accelerator, "current_device_index", lambda: card.number)
     patch.setattr(torch.accelerator, "current_stream", lambda device=None: _Stream(card))
 
 
@@ -774,6 +823,18 @@ def _host_type(device_type: str) -> str:
     return "cpu" if device_type == "cuda" else device_type
 
 
+def _patch_distributed(patch: pytest.MonkeyPatch) -> None:
+    """Its NCCL is gloo: what lies on the card lies in host memory. What DistributedDataParallel gathers gradients in is
+    made without the card's knowledge."""
+    begin = torch.distributed.init_process_group
+
+    def init(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        begin("gloo" if backend is not None and "nccl" in backend else backend, *args, **kwargs)
+
+    patch.setattr(torch.distributed, "init_process_group", init)
+    patch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+
+
 def _patch_nvml(patch: pytest.MonkeyPatch, card: Card) -> None:
     def error(code: int) -> BaseException:
         return pynvml.NVMLError(code)
@@ -785,16 +846,16 @@ def _patch_nvml(patch: pytest.MonkeyPatch, card: Card) -> None:
     def by_uuid(name: Any) -> Card:
         there()
         name = name.decode() if isinstance(name, bytes) else name
-        found = [one for one in (card, *card.beside) if name == _named(one)]
+        found = [one for one in card.every if name == _named(one)]
         if not found:
             raise error(pynvml.NVML_ERROR_NOT_FOUND)
         return found[0]
 
     def by_index(index: int) -> Card:
         there()
-        if index >= 1 + len(card.beside):
+        if index >= len(card.every):
             raise error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return (card, *card.beside)[index]
+        return card.every[index]
 
     def memory(handle: Card) -> Any:
         there()
@@ -827,7 +888,7 @@ def _patch_nvml(patch: pytest.MonkeyPatch, card: Card) -> None:
         "nvmlInit": there,
         "nvmlShutdown": lambda: None,
         "nvmlSystemGetDriverVersion": lambda: (there(), card.driver)[1],
-        "nvmlDeviceGetCount": lambda: (there(), 1 + len(card.beside))[1],
+        "nvmlDeviceGetCount": lambda: (there(), len(card.every))[1],
         "nvmlDeviceGetHandleByUUID": by_uuid,
         "nvmlDeviceGetHandleByIndex": by_index,
         "nvmlDeviceGetMemoryInfo": memory,
@@ -869,7 +930,7 @@ def put_smi(card: Card, folder: Path, patch: pytest.MonkeyPatch) -> None:
     them, told of the card as it is now. Without ``has_smi``, there is none."""
     program = folder / "nvidia-smi"
     if card.has_smi:
-        cards = (card, *card.beside)
+        cards = card.every
         listed = "\n".join(f"GPU {at}: {one.name} (UUID: GPU-{one.uuid})" for at, one in enumerate(cards))
         rows = "\n".join(f"GPU-{one.uuid}, {one.name}, {one.total_bytes // MIB}" for one in cards)
         program.write_text(

@@ -40,6 +40,8 @@ def test_twenty_checks_run_over_the_stand_in(tmp_path: Path) -> None:
     assert [int(number) for number in rows] == list(range(20))
     assert [row for row in rows.values() if row["verdict"] == "FAILED"] == []
     assert [row for row in rows.values() if row["check"] in EXACT and row["verdict"] != "within"] == []
+    assert rows["19"]["figures"]["DDP's losses"] <= 1e-3
+    assert rows["19"]["figures"]["torchrun's processes"] <= 0.03
     assert str(tmp_path) not in text
     assert str(ROOT) not in text
 

@@ -140,6 +140,26 @@ def test_nvml_and_nvidia_smi_tell_of_the_same_cards(
     assert torch.cuda.get_device_name(1) == "NVIDIA GeForce GTX 1080"
 
 
+def test_of_two_cards_a_process_has_those_that_it_is_shown_and_takes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the processes of ``processes/``: what it takes is charged by the card that it took."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "processes")
+    import shared_card
+
+    monkeypatch.setattr(shared_card, "_FOLDER", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with shared_card.SharedCard(**shared_card._LIKE).in_place():
+        assert (pynvml.nvmlDeviceGetCount(), torch.cuda.device_count()) == (2, 1)
+        assert torch.cuda.get_device_properties().uuid == shared_card._UUIDS[1]
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        torch.cuda.set_device(1)
+        assert torch.zeros(2**20, device="cuda").device == torch.device("cuda", 1)
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(2)]
+        used = [pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
+        assert used == [0, (330 + 20) * MIB]
+
+
 def test_a_fault_comes_once(card: Card) -> None:
     card.fails["convolution"] = TEXTS["cudnn_engine"]
     x = torch.ones(1, 1, 4, 4, device="cuda")

@@ -1,6 +1,6 @@
-"""The stand-in in every process that is started with this folder on ``PYTHONPATH``: a card that several processes use.
+"""The stand-in in every process that is started with this folder on ``PYTHONPATH``: two cards that several use.
 
-``CARD_FOLDER`` is a folder that they share: each that has the card open says in a file of its own what the card charges
+``CARD_FOLDER`` is a folder that they share: each that has a card open says in a file of its own what the card charges
 it. Time is real: what is queued is waited for in sleep.
 """
 
