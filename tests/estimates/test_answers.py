@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -223,6 +224,80 @@ def test_what_is_added_up_is_not_there_thrice(monkeypatch: pytest.MonkeyPatch):
     assert peak() == pytest.approx(real, abs=512)
     monkeypatch.setattr(Accumulation, "is_in_place", lambda self, args, kwargs: False)
     assert peak() == pytest.approx(real + 4096, abs=512)
+
+
+def made_by(target: str, run: Callable[[], Any]) -> list[tuple[str, int]]:
+    """Names and bytes of what operations over fake tensors make, in order."""
+    found: list[tuple[str, int]] = []
+
+    def sees(func: Any, args: Any, kwargs: Any, results: Any) -> None:
+        given = {one.untyped_storage()._cdata for one in tensors_of((args, kwargs))}
+        made = [one.untyped_storage() for one in tensors_of(results)]
+        found.extend((str(func), one.nbytes()) for one in made if one._cdata not in given)
+
+    fakes = FakeTensorMode()
+    with fakes, answers(target, fakes, sees=sees):
+        run()
+    return found
+
+
+SELECTED = [
+    lambda x, places: x.gather(1, places),
+    lambda x, places: x[places],
+    lambda x, places: x.max(1).values,
+    lambda x, places: x.topk(3).values,
+    lambda x, places: x.index_select(0, places[0]),
+]
+
+
+@pytest.mark.parametrize("select", SELECTED, ids=["gather", "index", "max", "topk", "index_select"])
+def test_the_gradient_of_selected_elements_is_written_into_zeros(select: Any):
+    """16 rows of 8 numbers: backward makes them once, where a dispatch mode sees zeros and then another 512 bytes."""
+
+    def run() -> None:
+        leaf = torch.empty(16, 8, requires_grad=True)
+        places = torch.zeros(16, 8, dtype=torch.long)
+        select(leaf, places).sum().backward()
+
+    made = [name for name, num_bytes in made_by("cuda", run) if num_bytes == 512]
+    assert made.count("aten.new_zeros.default") == 1
+    assert not any("scatter" in name or "index_put" in name or "index_add" in name for name in made)
+
+
+class Placed(torch.autograd.Function):
+    """Whose backward keeps the zeros that it writes beside."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        zeros = torch.zeros_like(grad)
+        return zeros + zeros.scatter_add(1, torch.zeros(16, 8, dtype=torch.long), grad)
+
+
+def test_what_a_users_backward_writes_apart_is_apart():
+    def run() -> None:
+        Placed.apply(torch.empty(16, 8, requires_grad=True)).sum().backward()
+
+    assert ("aten.scatter_add.default", 512) in made_by("cuda", run)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_a_log_of_summed_exponentials_holds_them_all(target: str):
+    """16 by 32 by 64 of them, before the 16 by 32 results are there; torch's own memory events say the same of a
+    CPU."""
+    made = [row for row in made_by(target, lambda: torch.logsumexp(torch.empty(16, 32, 64), -1, True)) if row[1] > 512]
+    largest, found = 4 * 16 * 32, 4 * 16 * 32
+    assert [num_bytes for _, num_bytes in made][-4:] == [largest, largest, 64 * largest, found]
+
+    x = torch.randn(16, 32, 64)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        torch.logsumexp(x, -1, True)
+    events = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
+    taken = [one.nbytes() for one in sorted(events, key=lambda one: one.start_ns()) if one.nbytes() > 512]
+    assert taken[-4:] == [largest, largest, 64 * largest, found]
 
 
 def test_what_follows_from_positions_is_known():

@@ -18,9 +18,10 @@ from ...internals.fake_tensors import (
     in_kernel_invocation_manager,
     unset_fake_temporarily,
 )
+from ...measure.profiling.parts import parts_of
 from ...measure.profiling.tracer import Sees
 from .cuda_ops import attention_choice, cuda_ops
-from .grad_accumulation import ADD, Accumulation
+from .grad_accumulation import ADD, SCATTERS, Accumulation
 from .known_values import dispatch, known_values
 from .meta_fixes import correction_of
 from .recurrent import RECURRENT_LAYER, workspace_bytes
@@ -124,6 +125,9 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _DEVICE and isinstance(args[0], FakeTensor):  # asked several times for each node of a backward
             return args[0].device
         kwargs = kwargs or {}
+        if (parts := parts_of(func, args)) is not None:
+            with self:
+                return parts(*args, **kwargs)
         results = self._answer(func, types, args, kwargs)
         self._accumulation.note(results)
         if self._sees is not None:
@@ -141,6 +145,8 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 args, kwargs = tree_map_only(Tensor, _empty_like, (args, kwargs))
                 return func(*args, **kwargs)
         if func is ADD and self._accumulation.is_in_place(args, kwargs):
+            return args[0]
+        if func in SCATTERS and self._accumulation.is_into_its_own(args):
             return args[0]
         if func in _IN_PLACE and _keeps_first(args, kwargs):
             return args[0]

@@ -1,5 +1,5 @@
-"""``Accumulation``: tells which additions torch computes in place, although a dispatch mode sees them as new
-tensors."""
+"""``Accumulation``: tells which additions torch computes in place, and which gradients it writes in place, although a
+dispatch mode sees them as new tensors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ from ...internals.fake_tensors import unset_fake_temporarily
 from ...measure.profiling.tracer import tensors_of
 
 ADD = torch.ops.aten.add.Tensor
+_aten = torch.ops.aten
+SCATTERS = frozenset(
+    {
+        _aten.index_add.default, _aten.index_put.default, _aten.put.default, _aten.scatter.src,
+        _aten.scatter_add.default,
+    }
+)  # fmt: skip
+"""What backward formulas write gradients of selected elements with, into zeros that they have made."""
 
 
 class Accumulation:
@@ -47,6 +55,18 @@ class Accumulation:
             return False
         is_its_own = node is self._node and args[0].untyped_storage()._cdata in self._made
         return not is_its_own or _gives_twice(node)
+
+    def is_into_its_own(self, args: Any) -> bool:
+        """Whether a backward formula of torch's writes into what it has made itself. Only where a dispatch mode looks
+        on does it make another tensor of it.
+
+        Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp, gather_backward; ReduceOps.cpp,
+        value_selecting_reduction_backward_symint; aten/src/ATen/TensorSubclassLikeUtils.h, areAnyTensorSubclassLike.
+        """
+        node = torch._C._current_autograd_node()
+        if node is None or node is not self._node or isinstance(node, torch.autograd.function.BackwardCFunction):
+            return False
+        return args[0].untyped_storage()._cdata in self._made
 
     def note(self, results: Any) -> None:
         """Take in what an operation returned."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from .composed import logsumexp
 from .cudnn import cudnn_columns, cudnn_convolution, cudnn_convolution_backward
 from .onednn import onednn_convolution, onednn_convolution_backward
 from .recurrent import onednn_recurrent, onednn_recurrent_backward
@@ -18,16 +17,14 @@ from .recurrent import onednn_recurrent, onednn_recurrent_backward
 __all__ = ["possible_bytes", "workspace_bytes"]
 
 _FORWARD, _BACKWARD = torch.ops.aten.convolution, torch.ops.aten.convolution_backward
-_COMPOSED: dict[Any, Callable[..., int]] = {torch.ops.aten.logsumexp: logsumexp}
 _TABLES: dict[str, dict[Any, Callable[..., int]]] = {
     "cpu": {
         _FORWARD: onednn_convolution,
         _BACKWARD: onednn_convolution_backward,
         torch.ops.aten.mkldnn_rnn_layer: onednn_recurrent,
         torch.ops.aten.mkldnn_rnn_layer_backward: onednn_recurrent_backward,
-        **_COMPOSED,
     },
-    "cuda": {_FORWARD: cudnn_convolution, _BACKWARD: cudnn_convolution_backward, **_COMPOSED},
+    "cuda": {_FORWARD: cudnn_convolution, _BACKWARD: cudnn_convolution_backward},
 }
 """What computes the bytes of an operation, by the device that is planned for."""
 

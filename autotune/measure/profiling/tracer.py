@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...nested import tensors_in
 from .allocations import OUTSIDE, Allocation, Kind, Phase, Span, Trace
 from .module_tracker import Whereabouts
+from .parts import parts_of
 from .watch import Watch
 
 ScratchOf = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int | None]
@@ -250,6 +251,9 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sees = sees
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (parts := parts_of(func, args)) is not None:
+            with self:
+                return parts(*args, **(kwargs or {}))
         results = func(*args, **(kwargs or {}))
         self._sees(func, args, kwargs or {}, results)
         return results
