@@ -55,6 +55,14 @@ def run(
             show_default="no proxy",
         ),
     ] = None,
+    pass_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Hand tasks this environment variable: HF_TOKEN. Again for more.",
+            show_default="none that may be a secret",
+        ),
+    ] = None,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the key, PEM.")] = None,
     keep: Annotated[
@@ -91,6 +99,7 @@ def run(
             folders,
             private,
             behind_proxy,
+            tuple(pass_env or ()),
             tls_certificate,
             tls_key,
             keep,

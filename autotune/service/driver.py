@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,13 +22,18 @@ PROGRAM = (sys.executable, "-P", "-m", "autotune")
 _SEARCH, _MARK = "AUTOTUNE_SERVICE_SEARCH", "AUTOTUNE_SERVICE_DRIVER"
 """Environment variables of a driver and of all that comes of it: by the second, which the search's next driver does not
 have, they are found when nobody is left to ask."""
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "PYTHONPATH", "VIRTUAL_ENV")
+_KEPT = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "PYTHONPATH", "VIRTUAL_ENV"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE"),
+)
 _KEPT_PREFIXES = (
-    *("CUDA_", "NVIDIA_", "OMP_", "MKL_", "RAY_", "TORCH", "HF_", "XDG_", "LD_"),
+    *("CUDA_", "NVIDIA_", "OMP_", "MKL_", "RAY_", "TORCH", "XDG_", "LD_"),
     *("PYTORCH_", "CUBLAS_", "CUDNN_", "NCCL_", "TRITON_", "MALLOC_"),
 )
-"""Environment variables of the server that a driver gets: neither its tokens nor its database's password. What decides
-how memory is allocated and kernels are chosen is among them: trials run as jobs on that machine do."""
+"""Environment variables of the server that a driver gets, beside those of ``--pass-env``. What decides how memory is
+allocated and kernels are chosen is among them: trials run as jobs on that machine do."""
+_SECRET = re.compile("(?!RAY_).*(TOKEN|SECRET|PASSWORD|CREDENTIAL|API_KEY)")
+"""None of those, whatever it begins with; Ray's own lets a driver into its cluster, and no trial has it."""
 _PLAN = "../plan.yaml"
 """Seen from the job's folder, so that what a driver says of it holds no path of the server's."""
 _LOG_BYTES = 256 * 2**10
@@ -138,6 +143,10 @@ class ServerSide(Protocol):
     def driver_options(self) -> tuple[str, ...]:
         """Options of ``autotune search``."""
 
+    @property
+    def pass_env(self) -> tuple[str, ...]:
+        """Names of environment variables that it gets from the server."""
+
 
 class Driver:
     """A driver that runs."""
@@ -175,7 +184,7 @@ class Driver:
             self.process = subprocess.Popen(
                 command,
                 cwd=folder.work,
-                env=_environment(os.environ, search_id, attempt),
+                env=_environment(os.environ, server.pass_env, search_id, attempt),
                 stdin=subprocess.DEVNULL,
                 stdout=result,
                 stderr=log,
@@ -236,6 +245,7 @@ def _storable(text: str) -> str:
     return text.encode(errors="replace").decode().replace("\0", r"\0")
 
 
-def _environment(own: Mapping[str, str], search_id: str, attempt: int) -> dict[str, str]:
-    kept = {key: value for key, value in own.items() if key in _KEPT or key.startswith(_KEPT_PREFIXES)}
+def _environment(own: Mapping[str, str], passed: Collection[str], search_id: str, attempt: int) -> dict[str, str]:
+    plain = {key for key in own if key in _KEPT or (key.startswith(_KEPT_PREFIXES) and not _SECRET.match(key))}
+    kept = {key: value for key, value in own.items() if key in plain.union(passed)}
     return {**kept, _SEARCH: search_id, _MARK: f"{search_id}-{attempt}", "NO_COLOR": "1"}

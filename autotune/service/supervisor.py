@@ -85,6 +85,8 @@ class RunnerOptions:
     """The command that starts ``autotune``."""
     driver_options: tuple[str, ...] = ()
     """Options of ``autotune search`` that are the server's to decide."""
+    pass_env: tuple[str, ...] = ()
+    """Environment variables that drivers and tasks get, whatever is in them."""
 
 
 class Supervisor:

@@ -124,6 +124,7 @@ def test_a_server_without_tokens_prints_one_and_ends_well_when_it_is_told_to(tmp
             if "running on" in line:
                 (token,) = re.findall(r"AUTOTUNE_TOKEN=(\S+)", said)
                 assert f"{url}/#token={token}" in said
+                assert "Tasks run as its own user" in said
                 assert httpx.get(f"{url}/v1/tokens").status_code == 401
                 with Client(url, token) as client:
                     assert [*client.searches()] == []
@@ -178,6 +179,14 @@ def test_tokens_are_made_listed_and_revoked(here, tmp_path):
             "serve", "token", "create", "--role", "read", "--name", "bob", "--expires", "soon", cwd=tmp_path
         ).returncode
         == 2
+    )
+
+
+def test_a_variable_that_is_to_be_passed_must_be_there(here, tmp_path):
+    ended = here("serve", "--pass-env", "HF_NONE", "--state", "state", "--executor", "local", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "--pass-env HF_NONE: it is not set here. Set it, or leave the option out.\n",
     )
 
 

@@ -17,11 +17,13 @@ from command_line import environment
 
 from autotune.commands.service.serve import log_to_stderr
 from autotune.errors import UserError
-from autotune.service.driver import PROGRAM, SearchFolder
+from autotune.service.driver import PROGRAM, Driver, SearchFolder
 from autotune.service.problems import Problem
 from autotune.service.service import open_database
+from autotune.service.spec import SearchSpec
 from autotune.service.store.database import Database
 from autotune.service.store.tokens import expiry_s
+from autotune.service.supervisor import RunnerOptions
 from autotune.service.web import limits
 from autotune.service.web.limits import BoundedProtocol
 
@@ -107,6 +109,22 @@ def test_a_file_of_the_job_is_never_run_in_place_of_its_driver(tmp_path):
     (tmp_path / "autotune.py").write_text("raise SystemExit('the job')")
     ended = subprocess.run([*PROGRAM, "--version"], cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_driver_has_no_secret_but_those_that_are_passed(tmp_path, monkeypatch):
+    """What a started driver has of the server's environment: what decides how a job runs, and what is asked for."""
+    given = {"HF_HOME": "/h", "RAY_AUTH_TOKEN": "r", "CUDA_VISIBLE_DEVICES": "0", "HF_TOKEN": "f", "WANDB_API_KEY": "w"}
+    secret = {"AUTOTUNE_DATABASE": "d", "AUTOTUNE_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "a", "NVIDIA_API_KEY": "n"}
+    for name, value in (given | secret).items():
+        monkeypatch.setenv(name, value)
+    folder, tell = SearchFolder(tmp_path), "import json, os; print(json.dumps(dict(os.environ)))"
+    folder.work.mkdir()
+    options = RunnerOptions(program=(sys.executable, "-c", tell), pass_env=("HF_TOKEN", "WANDB_API_KEY"))
+    driver = Driver("s", SearchSpec(task="model.py", archive="0" * 64), folder, 1, options)
+    assert driver.process.wait() == 0
+    had = json.loads(folder.result.read_text())
+    assert {name: had.get(name) for name in given} == given
+    assert not secret.keys() & had.keys()
 
 
 def test_what_a_task_writes_into_its_drivers_progress_is_no_event(tmp_path):

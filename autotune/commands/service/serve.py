@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import sys
 import time
 from contextlib import suppress
@@ -46,6 +47,7 @@ class ServeOptions:
     shared: tuple[Path, ...]
     private: bool
     behind_proxy: str | None
+    pass_env: tuple[str, ...]
     certificate: Path | None
     key: Path | None
     keep: str | None
@@ -68,8 +70,15 @@ def serve(options: ServeOptions) -> None:
     for folder in options.shared:
         if not folder.is_dir():
             raise UserError(f"--shared {folder}: a folder was expected. Make it first, or name another.")
+    for name in options.pass_env:
+        if name not in os.environ:
+            raise UserError(f"--pass-env {name}: it is not set here. Set it, or leave the option out.")
     address = [] if options.address is None else [f"--address={options.address}"]
-    runner = RunnerOptions(num_searches=options.searches, driver_options=(f"--executor={options.executor}", *address))
+    runner = RunnerOptions(
+        num_searches=options.searches,
+        driver_options=(f"--executor={options.executor}", *address),
+        pass_env=options.pass_env,
+    )
     behind = _network(options.behind_proxy)
     service = open_service(
         options.state.resolve(), options.database, runner, shared=options.shared, private=options.private
@@ -115,6 +124,7 @@ def _tell_where(service: Service, options: ServeOptions) -> None:
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{options.port}"
     tell(f"autotune serves {url}; Ctrl-C ends it, and searches go on when it is back.")
     tell(f"Its files are in {service.places.state}.")
+    tell("Tasks run as its own user: they can read and change its files, so `submit` is as much as `admin`.")
     if not service.tokens.are_there():
         secret = service.tokens.make_for_run()
         tell("There is no token: this one is an admin's until the server ends. `serve token create` makes others.")
