@@ -2,7 +2,7 @@
 
 What the task's file says, as JSON: ``trials``, ``seconds`` of each, ``exit_code``, ``dies_at`` a trial (once), whether
 it is ``deaf`` to SIGTERM, how many bytes it prints in a ``flood``, and where it ``holds_at``, once, until there is a
-file ``go``; held, it takes memory without end where there is a file ``takes``.
+file ``go``; what the first ``reference`` comes to; held, it takes memory without end where there is a file ``takes``.
 It keeps a study, and adds a line to a proof file for each trial that it measures, and one to
 where measurements are kept.
 """
@@ -22,6 +22,10 @@ study = Path(options["storage"].removeprefix("sqlite:///"))
 asked: list[int] = []
 with open(options["measurements"].removeprefix("sqlite:///"), "a") as kept:
     kept.write(f"{study.parent.name}\n")
+
+
+with open(study.with_name("options"), "a") as told:
+    told.write(" ".join(sys.argv[2:]) + "\n")
 
 
 def hear(number: int, frame: object) -> None:
@@ -92,6 +96,9 @@ for number in range(len(done), script.get("trials", 3)):
     if asked:
         break
     say("trial_started", number=number, round=None, settings="batch 8")
+    if number == 0 and "reference" in script and "--resume" not in sys.argv:
+        say("trial_ended", **{**trial(0), "outcome": script["reference"], "fits": False, "is_best": False})
+        end(2, error="the job as it stands did not end", kind="TaskError")
     point("reference" if number == 0 else "trial")
     time.sleep(script.get("seconds", 0.05 if script.get("holds_at") == "cancelling" else 0.01))
     with open(study.with_name("proof"), "a") as proof:

@@ -150,6 +150,10 @@ class Crashed(_Outcome):
     """``Segmentation fault (SIGSEGV)``, or the exit code, and what it was doing."""
 
 
+KILLED = "Killed (SIGKILL)"
+"""How the message of a :class:`Crashed` begins that somebody else ended, as the kernel does where memory is short."""
+
+
 class NonFinite(_Outcome):
     """The loss was not a finite number."""
 

@@ -101,12 +101,22 @@ def cancel(
 
 
 @app.command(short_help="Go on with a search of a service.")
-def resume(search: SearchId, server: Url = _DEFAULT_URL, json: Json = False) -> None:
+def resume(
+    search: SearchId,
+    max_time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="From now on: 20m, 1.5h.", show_default="as before")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="In all, with those before.", show_default="as before")
+    ] = None,
+    server: Url = _DEFAULT_URL,
+    json: Json = False,
+) -> None:
     """Queue a search again that has failed or was cancelled: it goes on from what was measured."""
     with asking(server, json) as client:
         from ..commands.service.searches import show
 
-        show(client.resume(search), json)
+        show(client.resume(search, max_time=max_time, trials=trials), json)
 
 
 @app.command(short_help="Change a search's priority.")

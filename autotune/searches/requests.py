@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Interrupted, NothingFits, PlanError, TaskError
+from ..errors import Interrupted, NothingFits, PlanError, TaskError, TrialsLost
 from ..estimates import PredictOptions
 from ..estimates.cards import on_device
 from ..measure import InspectOptions, MeasureOptions, Parity
@@ -38,6 +38,7 @@ from ..workers import (
     PredictRequest,
     TimedOut,
 )
+from ..workers.outcome import KILLED
 from ..workers.trial.environment import own_thread_variables
 from .options import SearchOptions
 from .time_budget import TimeBudget
@@ -270,6 +271,7 @@ def inspected(
             f"{options.task}: the {job} cannot be inspected, since it does not fit on this device: "
             f"{failure(outcome)}\nFree memory there, or make the model or its samples smaller."
         )
+    refuse_killed(options.task, outcome)
     raise TaskError(f"{options.task}: the {job} cannot be inspected: {failure(outcome)}")
 
 
@@ -296,6 +298,19 @@ def check_plan(plan: Plan, task: str, facts: Facts) -> Facts:
     if (reason := plan.settings.in_force(facts.precision).conflict()) is not None:
         raise PlanError(f"plan: settings: {reason}.")
     return facts
+
+
+def refuse_killed(task: str, outcome: Outcome) -> None:
+    """A job that was killed as it stands does not fail by itself: the search says nothing of it.
+
+    Raises:
+        TrialsLost: so it was.
+    """
+    if isinstance(outcome, Crashed) and outcome.message.startswith(KILLED):
+        raise TrialsLost(
+            f"{task}: {outcome.message.partition(chr(10))[0]}: something ended the job as it stands from outside. The "
+            "kernel does so where the machine's memory is short, and says so in its log (dmesg)."
+        )
 
 
 def failure(outcome: Outcome) -> str:

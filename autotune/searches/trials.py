@@ -15,7 +15,7 @@ from .budget import check_possible
 from .doubt import Doubt
 from .events import INTERRUPTED, BudgetKnown, TrialEnded, TrialStarted
 from .predicted.predictions import foresee
-from .requests import failure
+from .requests import failure, refuse_killed
 from .sampler.candidates import Candidates, Part, Proposal
 from .sampler.configuration_space import ConfigurationSpace
 from .sampler.expected_gain import EXHAUSTED
@@ -45,13 +45,18 @@ def explore_whole(
 
 
 def measure_first(session: Session, candidates: Candidates, propose: Callable[[], Proposal]) -> None:
-    """Run one trial to its end, before any other: the reference."""
+    """Run one trial to its end, before any other: the reference.
+
+    Raises:
+        TrialsLost: what runs trials failed, or killed it: nothing is stored.
+    """
     share_s = session.time_budget.trial_share_s(session.options.trials) or LEAST_SHARE_S
     proposal = propose()
     outcome = result_of(_start(session, proposal, share_s))
     if is_spoiled(outcome) and session.time_budget.left_s() > 2 * outcome.seconds:
         _tell_again(session, proposal, outcome)
         outcome = _calmer(outcome, result_of(_start(session, proposal, share_s)))
+    refuse_killed(session.options.task, outcome)
     _end(session, candidates, proposal, outcome)
 
 

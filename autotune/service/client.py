@@ -164,9 +164,9 @@ class Client:
         """Change a search's priority, 0 to 100."""
         return self._changed("PATCH", _path(search_id), {"priority": priority})
 
-    def resume(self, search_id: str) -> dict[str, Any]:
-        """Go on with a search that was cancelled or failed."""
-        return self._changed("POST", _path(search_id, "resume"), None)
+    def resume(self, search_id: str, **limits: Any) -> dict[str, Any]:
+        """Go on with a search that was cancelled or failed, with other ``max_time`` or ``trials`` where given."""
+        return self._changed("POST", _path(search_id, "resume"), limits)
 
     def delete(self, search_id: str) -> None:
         """Delete a search that has ended."""

@@ -27,7 +27,7 @@ def _inside(text: str) -> str:
 
 _LONGEST = 200
 """Characters of a name or a path."""
-_MOST_TRIALS = 10_000
+MOST_TRIALS = 10_000
 
 
 class SearchSpec(SearchedJob):
@@ -65,8 +65,8 @@ class SearchSpec(SearchedJob):
     @field_validator("trials")
     @classmethod
     def _are_not_too_many(cls, trials: int) -> int:
-        if trials > _MOST_TRIALS:
-            raise ValueError(f"at most {_MOST_TRIALS} were expected")
+        if trials > MOST_TRIALS:
+            raise ValueError(f"at most {MOST_TRIALS} were expected")
         return trials
 
     @model_validator(mode="after")

@@ -64,6 +64,17 @@ def test_a_trial_that_is_lost_at_any_moment_ends_the_search_and_is_asked_again_o
     assert resumed.plan.settings == small_search(every).plan.settings
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_job_that_is_killed_from_outside_is_not_at_fault(number: int, stored):
+    """By the kernel for lack of memory, or by somebody's hand: while it is inspected, and as the reference."""
+    Path("space.yaml").write_text(SMALL)
+    killed = Crashed(message="Killed (SIGKILL) while training\n  File model.py")
+    with pytest.raises(TrialsLost, match=r"Killed \(SIGKILL\) while training: something .* from outside.*\n.*--resume"):
+        run_search(every(), executor=Failing({number: killed}))
+    assert not number or set(stored()) == {None}
+    assert run_search(every(resume=True)).plan.settings == small_search(every).plan.settings
+
+
 def test_what_runs_beside_a_lost_trial_is_stored_before_the_search_ends(stored):
     Path("space.yaml").write_text(SMALL)
     with pytest.raises(TrialsLost):

@@ -177,6 +177,35 @@ def test_what_was_cancelled_may_yet_have_a_plan(client):
         assert words in asked
 
 
+def test_a_search_goes_on_with_other_limits(client):
+    """Those that are given replace those it had, for good; while it goes on there are no others."""
+    search_id = submit(client, trials=4, holds_at="trial")
+    until_trials(client, search_id)
+    where = f"/v1/searches/{search_id}/resume"
+    assert client.post(where, json={"trials": 5}).status_code == 409
+    client.post(f"/v1/searches/{search_id}/cancel", json={"mode": "now"})
+    until(client, search_id, *ENDS)
+    for limits in ({"trials": 0}, {"max_time": "soon"}, {"budget": "1GiB"}):
+        assert client.post(where, json=limits).status_code == 422
+    resumed = client.post(where, json={"max_time": "2h", "trials": 48}).json()["spec"]
+    assert (resumed["max_time"], resumed["trials"]) == ("7200s", 48)
+    assert client.post(where, json={"trials": 48}).status_code == 202  # asked again, as where an answer was lost
+    assert until(client, search_id, *ENDS)["state"] == "SUCCEEDED"
+    options = client.app.state.service.places.search(search_id).path / "options"
+    assert "--resume --trials=48 --max-time=7200s" in options.read_text().splitlines()[-1]
+
+
+def test_a_reference_that_is_measured_again_is_shown_as_it_is(client):
+    """It was out of time, and has more after a resume: what the first came to is of no use."""
+    search_id = submit(client, trials=2, reference="timed_out")
+    assert until(client, search_id, *ENDS)["state"] == "FAILED"
+    assert client.get(f"/v1/searches/{search_id}/trials").json()[0]["outcome"] == "timed_out"
+    client.post(f"/v1/searches/{search_id}/resume", json={"max_time": "1h"})
+    assert until(client, search_id, *ENDS)["state"] == "SUCCEEDED"
+    found = client.get(f"/v1/searches/{search_id}/trials").json()
+    assert [(row["number"], row["outcome"]) for row in found] == [(0, "measured"), (1, "measured")]
+
+
 def test_cancel_now_ends_at_once_and_resume_goes_on(client):
     search_id = submit(client, trials=4, holds_at="trial")
     until_trials(client, search_id)

@@ -50,3 +50,22 @@ def test_a_search_is_shown_on_a_phone_in_the_dark_and_by_keyboard(shown):
         assert words[0] == words[2] != words[1]
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 17, 22)"
         assert page.complaints == []
+
+
+def test_a_failed_search_goes_on_with_other_limits(shown):
+    """They are asked for beside the button; what is left empty stays as it was."""
+    read = "(() => { const asked = new XMLHttpRequest(); "
+    read += "asked.open('GET', location.hash.replace('#/', '/v1/searches/'), false)"
+    read += "; asked.send(); return JSON.parse(asked.responseText).spec; })()"
+    with Page(390, 844) as page:
+        page.ask("Page.navigate", url=shown[0])
+        page.until("document.querySelector('.card .FAILED')")
+        page.evaluate("document.querySelector('.card .FAILED').parentElement.querySelector('a').click()")
+        page.until("document.querySelectorAll('label input').length === 2")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.evaluate("document.querySelector('label input').value = '2h'")
+        page.evaluate("[...document.querySelectorAll('button')].find(each => each.textContent === 'Go on').click()")
+        page.until("document.querySelector('.state.QUEUED')")
+        assert page.evaluate(f"{read}.max_time") == "7200s"
+        assert page.evaluate(f"{read}.trials") == 24
+        assert page.complaints == []

@@ -6,7 +6,7 @@ import os
 import signal
 
 from ...units import MIB
-from ..outcome import Crashed, Failed, Lost, Outcome, OutOfMemory, TimedOut, host_ran_out
+from ..outcome import KILLED, Crashed, Failed, Lost, Outcome, OutOfMemory, TimedOut, host_ran_out
 from ..request import TrialRequest
 from .folder import NO_FOLDER, TrialFolder, check_working_folder
 from .supervise import Ending
@@ -62,7 +62,8 @@ def _of_ending(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Ou
         if request.device == "cuda":
             return Crashed(message=host_ran_out(f"ended {doing} by the kernel"))
         return OutOfMemory(peak_bytes=ending.peak_bytes, message=f"ended {doing} by the kernel, for memory")
-    return Crashed(message=f"{_name(-code)} {doing}{stack}")
+    name = KILLED if -code == signal.SIGKILL else _name(-code)
+    return Crashed(message=f"{name} {doing}{stack}")
 
 
 def _last_said(ending: Ending) -> str:

@@ -24,6 +24,8 @@ PAUSES_S = (10.0, 60.0)
 """Before the second and the third try of a search whose driver failed, seconds: a node or a disk may be back by then.
 One more failure in a row, without a trial between them, is its end."""
 _DAY_S = 86400.0
+_KEPT = ("measured", "out_of_memory")
+"""What the job as it stands came to: with anything else the search ended, and a resumed one measures it again."""
 
 
 class Stale(Exception):
@@ -170,7 +172,13 @@ class Leases:
                     }
                     for row in trials
                 ]
-                connection.execute(dialect.insert(TRIALS).on_conflict_do_nothing(), known)
+                added = dialect.insert(TRIALS)
+                again = added.on_conflict_do_update(
+                    index_elements=[TRIALS.c.search_id, TRIALS.c.number],
+                    set_={"outcome": added.excluded.outcome, "data": added.excluded.data},
+                    where=and_(TRIALS.c.number == 0, *(TRIALS.c.outcome != each for each in _KEPT)),
+                )
+                connection.execute(again, known)
 
     def finish(self, lease: Lease, state: State, message: str, found: Documents | None = None) -> None:
         """Store the search's result.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -264,11 +265,15 @@ class Searches:
             append(connection, SEARCHES.c.id == search_id, [("priority", {"priority": priority})], priority=priority)
         return self.get(search_id)
 
-    def resume(self, search_id: str) -> Search:
+    def resume(self, search_id: str, limits: Mapping[str, Any] = MappingProxyType({})) -> Search:
         """Queue a search again that ended without a result; it resumes from what was measured.
 
+        Args:
+            search_id: which.
+            limits: fields of its spec that are others from now on.
+
         Raises:
-            Problem: 404; or 409, it has a result.
+            Problem: 404; or 409, it has a result, or goes on with other limits.
         """
         with self._database.writing() as connection:
             row = self._row(connection, search_id, to_change=True)
@@ -276,9 +281,21 @@ class Searches:
                 raise Problem(
                     409, f"search {search_id} is {row.state}: there is nothing to go on with.", state=row.state
                 )
+            spec = SearchSpec.model_validate_json(row.spec).model_copy(update=dict(limits)).model_dump_json()
+            if row.state in OPEN and spec != row.spec:
+                raise Problem(
+                    409, f"search {search_id} is {row.state}: its limits can be changed once it has ended, by a resume."
+                )
             if row.state in RESUMABLE:
-                changes = {"message": "", "ended_at": None, "cancel_mode": None, "failures": 0, "retry_at": None}
-                said = {"state": State.QUEUED, "words": "resumed"}
+                changes = {
+                    "spec": spec,
+                    "message": "",
+                    "ended_at": None,
+                    "cancel_mode": None,
+                    "failures": 0,
+                    "retry_at": None,
+                }
+                said = {"state": State.QUEUED, "words": "resumed with other limits" if limits else "resumed"}
                 append(connection, SEARCHES.c.id == search_id, [("state", said)], state=State.QUEUED, **changes)
         return self.get(search_id)
 

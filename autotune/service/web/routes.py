@@ -14,10 +14,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.routing import Route
 
+from ...searches.options import Seconds
 from ..archives import Limits, receive, unpack
 from ..problems import Problem
 from ..service import Service
-from ..spec import SearchSpec
+from ..spec import MOST_TRIALS, SearchSpec
 from ..store.searches import CancelMode, Search, no_search
 from ..store.states import TERMINAL, State
 from ..store.tokens import LONGEST_NAME, NAME, Role, RoleName, TokenRow, expiry_s
@@ -43,6 +44,15 @@ class CancelBody(_Body):
     """How to cancel."""
 
     mode: CancelMode = "finish"
+
+
+class ResumeBody(_Body):
+    """Limits to go on with; None is as before."""
+
+    max_time: Seconds | None = None
+    """Time from then on: ``90s``, ``20m`` or ``1.5h``."""
+    trials: int | None = Field(default=None, ge=1, le=MOST_TRIALS)
+    """Trials in all, with those that were measured before."""
 
 
 class PriorityBody(_Body):
@@ -313,9 +323,10 @@ def change(request: Request, search_id: Own, body: PriorityBody) -> Search:
 
 
 @ROUTES.post("/searches/{search_id}/resume", status_code=202, responses={409: {}})
-def resume(request: Request, search_id: Own) -> Search:
-    """Resume a search that was cancelled or failed, from what was measured."""
-    search = _service(request).searches.resume(search_id)
+def resume(request: Request, search_id: Own, body: ResumeBody | None = None) -> Search:
+    """Resume a search that was cancelled or failed, from what was measured; with other limits where they are given."""
+    given = {} if body is None else {name: value for name, value in body if value is not None}
+    search = _service(request).searches.resume(search_id, given)
     _service(request).runner.wake()
     return search
 

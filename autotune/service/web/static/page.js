@@ -156,8 +156,15 @@ async function showOne(id) {
 
   function act(words, method, where, document) {
     return make("button", { type: "button", onclick: async () => {
-      try { await ask(`${path}${where}`, { method, body: JSON.stringify(document) }); await readSearch(); } catch (error) { say(error.message); }
+      try { await ask(`${path}${where}`, { method, body: JSON.stringify(typeof document === "function" ? document() : document) }); await readSearch(); } catch (error) { say(error.message); }
     } }, words);
+  }
+
+  function goOn() {
+    const time = make("input", { size: 6, placeholder: search.spec.max_time ?? "no limit" });
+    const trials = make("input", { type: "number", min: 1, max: 10000, placeholder: search.spec.trials });
+    return [act("Go on", "POST", "/resume", () => ({ max_time: time.value.trim() || null, trials: trials.value ? Number(trials.value) : null })),
+      make("label", { class: "small" }, "in at most ", time), make("label", { class: "small" }, "with trials ", trials)];
   }
 
   function drawHead() {
@@ -175,7 +182,7 @@ async function showOne(id) {
         mine && waits ? act("Later", "PATCH", "", { priority: Math.max(0, search.priority - 10) }) : null,
         mine && !ended ? act("Finish with the best so far", "POST", "/cancel", { mode: "finish" }) : null,
         mine && !ended ? act("Cancel now", "POST", "/cancel", { mode: "now" }) : null,
-        mine && ["CANCELLED", "FAILED", "ERROR"].includes(search.state) ? act("Go on", "POST", "/resume") : null)].filter((child) => child !== null));
+        ...(mine && ["CANCELLED", "FAILED", "ERROR"].includes(search.state) ? goOn() : []))].filter((child) => child !== null));
     if (focused) [...head.querySelectorAll("button")].find((each) => each.textContent === focused)?.focus();
     document.title = `${search.name}: ${search.state.toLowerCase()}`;
   }
