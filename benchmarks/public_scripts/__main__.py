@@ -26,7 +26,7 @@ from autotune.plan import Plan, load_plan
 
 from ..rows import save_rows
 from .compare import compared, summary
-from .run import Failure, Place
+from .run import Failure, Place, without_folders
 from .scripts import SCRIPTS, Script
 
 _HEADER = "| script | plan | search | plan says | `verify` | {steps:,} steps | peak | samples | losses |"
@@ -49,7 +49,7 @@ def main() -> None:
         kept = (arguments.plans or Path(name)).resolve()
         kept.mkdir(parents=True, exist_ok=True)
         for script in scripts:
-            rows.append(tried(script, Place(script, arguments.folder.resolve(), kept), arguments))
+            rows.append(without_folders(tried(script, Place(script, arguments.folder.resolve(), kept), arguments)))
             print(f"{line(rows[-1])}  {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
             if arguments.keep:
                 save_rows("public-scripts", "cpu", rows[-1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -22,6 +23,15 @@ _LIMIT_S = 1800.0
 
 class Failure(RuntimeError):
     """A command that did not do what it is for, in words."""
+
+
+def without_folders(said: Any) -> Any:
+    """What was said, without the folders of absolute paths: they are of one machine."""
+    if isinstance(said, str):
+        return re.sub(r"(?<![\w.:/])/(?:[^\s/'\":]+/)+", "", said)
+    if isinstance(said, dict):
+        return {key: without_folders(value) for key, value in said.items()}
+    return [without_folders(one) for one in said] if isinstance(said, list) else said
 
 
 class Place:

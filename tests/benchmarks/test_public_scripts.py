@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks.public_scripts.compare import compared, summary
+from benchmarks.public_scripts.run import Failure, Place, without_folders
+from benchmarks.public_scripts.scripts import Script
 from benchmarks.rows import HERE
 from benchmarks.same_training.run import RECORDER, ended
 
@@ -89,3 +92,17 @@ def test_another_training_is_told(old, new, fault, own, record):
 
 def test_the_peak_is_the_process_own(own):
     assert 50 * 2**20 < summary(own[1])["peak_bytes"] < 4 * 2**30
+
+
+def test_a_row_names_no_folder_of_the_machine(tmp_path):
+    """A script that fails says where it lies, and which Python ran it."""
+    place = Place(Script("owner/name", "0000000", "train.py --to /out/of/it"), tmp_path, tmp_path)
+    (tmp_path / "name").mkdir()
+    (tmp_path / "name" / "train.py").write_text("raise SystemExit(f'cannot read {__file__}')", encoding="utf-8")
+    with pytest.raises(Failure) as failed:
+        place.train(2, is_planned=False)
+    assert sys.executable in str(failed.value)
+    assert without_folders({"faults": [str(failed.value)], "seen": "1/2 of https://a.b/c/d"}) == {
+        "faults": [f"{Path(sys.executable).name} train.py --to it: 0 of 2 steps: cannot read train.py"],
+        "seen": "1/2 of https://a.b/c/d",
+    }
