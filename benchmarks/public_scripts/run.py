@@ -26,9 +26,9 @@ class Failure(RuntimeError):
 
 
 def without_folders(said: Any) -> Any:
-    """What was said, without the folders of absolute paths: they are of one machine."""
+    """What was said, without the folders of paths that are absolute, or lead out of this one: they are of a machine."""
     if isinstance(said, str):
-        return re.sub(r"(?<![\w.:/])/(?:[^\s/'\":]+/)+", "", said)
+        return re.sub(r"(?<![\w.:/])(?:\.\.)?/(?:[^\s/'\":]+/)+", "", said)
     if isinstance(said, dict):
         return {key: without_folders(value) for key, value in said.items()}
     return [without_folders(one) for one in said] if isinstance(said, list) else said

@@ -102,7 +102,7 @@ def test_a_row_names_no_folder_of_the_machine(tmp_path):
     with pytest.raises(Failure) as failed:
         place.train(2, is_planned=False)
     assert sys.executable in str(failed.value)
-    assert without_folders({"faults": [str(failed.value)], "seen": "1/2 of https://a.b/c/d"}) == {
+    assert without_folders({"faults": [str(failed.value)], "seen": "1/2 of https://a.b/c/d (../../e/plan.yaml)"}) == {
         "faults": [f"{Path(sys.executable).name} train.py --to it: 0 of 2 steps: cannot read train.py"],
-        "seen": "1/2 of https://a.b/c/d",
+        "seen": "1/2 of https://a.b/c/d (plan.yaml)",
     }
