@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
+from scipy.special import chdtri, stdtrit
 
 from ...measure import Measurement
 from ...measure.timing.turns import FEWEST_TURNS, trimmed_mean
@@ -36,6 +36,8 @@ for."""
 
 _BETWEEN, _FREEDOM = 0.015, 3
 """Standard deviation of a ratio from one pair of processes to the next, and how many pairs that weighs as much as."""
+_FEW = 3
+"""Pairs from which on their own scatter may contradict it."""
 _LARGEST = 20.0
 """Logarithm of the largest ratio that is stated, since an interval over two scattered rounds has no end."""
 _DIGITS = 5
@@ -131,27 +133,25 @@ def _error_within(pair: Pair) -> float:
 
 
 def _pooled(values: Sequence[float], errors: Sequence[float]) -> Interval:
-    """The mean of some processes' values, whose scatter is pooled with what is known of processes.
+    """The mean of some processes' values, whose scatter is pooled with what is known of processes; where three or more
+    contradict that at 95 %, it is theirs alone.
 
     Source: the posterior of a normal mean under a scaled inverse chi-squared prior of its variance, Gelman et al.,
     Bayesian Data Analysis, 3rd ed., 3.3.
     """
     number, center = len(values), statistics.fmean(values)
-    scatter = _FREEDOM * _BETWEEN**2 + sum((value - center) ** 2 for value in values)
+    own = sum((value - center) ** 2 for value in values)
+    is_known = number < _FEW or own <= _BETWEEN**2 * float(chdtri(number - 1, 0.05))
+    scatter, freedom = own + is_known * _FREEDOM * _BETWEEN**2, is_known * _FREEDOM + number - 1
     within = statistics.fmean(error**2 for error in errors)
-    error = math.sqrt(max(scatter / _freedom(number), within) / number)
-    half = _quantile(number) * error
+    error = math.sqrt(max(scatter / freedom, within) / number)
+    half = float(stdtrit(freedom, 0.975)) * error
     return Interval(center, error, center - half, center + half)
 
 
-def _freedom(number: int) -> int:
-    """Degrees of freedom of so many pairs' pooled scatter."""
-    return _FREEDOM + number - 1
-
-
 def _quantile(number: int) -> float:
-    """Half the width of their 95 % interval, in standard errors."""
-    return float(stdtrit(_freedom(number), 0.975))
+    """Half the width of so many pairs' 95 % interval, in standard errors, where their scatter is pooled."""
+    return float(stdtrit(_FREEDOM + number - 1, 0.975))
 
 
 def calm(rounds: Sequence[Pair]) -> list[Pair]:
