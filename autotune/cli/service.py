@@ -63,6 +63,14 @@ def run(
             show_default="none that may be a secret",
         ),
     ] = None,
+    run_as: Annotated[
+        str | None,
+        typer.Option(
+            metavar="USER",
+            help="As root: tasks run as this user, which nothing else may run as, with no way to the service's files.",
+            show_default="the service's own user",
+        ),
+    ] = None,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the key, PEM.")] = None,
     keep: Annotated[
@@ -75,9 +83,9 @@ def run(
 ) -> None:
     """Run the service: searches that are submitted over HTTP, each by a driver process of its own.
 
-    It runs the code that it is sent, as its own user, for whoever has a token (`serve token create`). Where there is
-    none, it prints a link to its page with one that is an admin's until the server ends. Whatever is killed, a search
-    goes on from what was measured.
+    It runs the code that it is sent, as its own user or that of --run-as, for whoever has a token (`serve token
+    create`). Where there is none, it prints a link to its page with one that is an admin's until the server ends.
+    Whatever is killed, a search goes on from what was measured.
     """
     if context.invoked_subcommand is not None:
         given = {"state": None if state is None else str(state), "database": database}
@@ -100,6 +108,7 @@ def run(
             private,
             behind_proxy,
             tuple(pass_env or ()),
+            run_as,
             tls_certificate,
             tls_key,
             keep,

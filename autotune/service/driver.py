@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from ..workers.process import ProcessId, end, end_all_with, identify
+from .findings import Documents, read_documents
 from .spec import SearchSpec, arguments
+from .users import User, take_back
 
 PROGRAM = (sys.executable, "-P", "-m", "autotune")
 """``-P``: a job may have a file ``autotune.py``, and is the current folder."""
@@ -85,7 +90,7 @@ class SearchFolder:
         """Whole lines from ``offset`` on, and the offset behind them; what is no event is left out, as is a line that
         is longer than any."""
         try:
-            with self.progress(attempt).open("rb") as file:
+            with self._open(self.progress(attempt).name) as file:
                 file.seek(offset)
                 data = file.read(_PROGRESS_BYTES)
                 while b"\n" not in data and len(data) < _LONGEST_LINE_BYTES and (more := file.read(_PROGRESS_BYTES)):
@@ -99,8 +104,8 @@ class SearchFolder:
     def read_log(self) -> str:
         """The end of what the drivers printed, which names the plan as `autotune fetch` does."""
         try:
-            with self.log.open("rb") as file:
-                file.seek(max(self.log.stat().st_size - _LOG_BYTES, 0))
+            with self._open(self.log.name) as file:
+                file.seek(max(os.fstat(file.fileno()).st_size - _LOG_BYTES, 0))
                 return _storable(file.read().decode(errors="replace")).replace(_PLAN, "plan.yaml")
         except OSError:
             return ""
@@ -108,8 +113,8 @@ class SearchFolder:
     def cut_log(self) -> None:
         """Keep the end of a long log alone: a flood would fill the disk of all searches. Drivers append to it, so that
         they go on where it ends."""
-        with contextlib.suppress(OSError), self.log.open("ab+") as file:
-            if file.tell() > _MOST_LOG_BYTES:
+        with contextlib.suppress(OSError), self._open(self.log.name, flags=os.O_RDWR | os.O_APPEND, mode="ab+") as file:
+            if file.seek(0, os.SEEK_END) > _MOST_LOG_BYTES:
                 file.seek(-_LOG_BYTES, os.SEEK_END)
                 kept = file.read(_LOG_BYTES)
                 file.truncate(0)
@@ -117,19 +122,61 @@ class SearchFolder:
 
     def read_trial_log(self, study: str, number: int) -> str | None:
         """What a trial printed; None where nothing is kept."""
-        path = self.work / ".autotune" / study / f"trial-{number:03d}.log"
-        with contextlib.suppress(OSError, ValueError):  # a name that no file has
-            if path.resolve().is_relative_to(self.work.resolve()) and path.is_file():
-                with path.open("rb") as file:
-                    return file.read(_LOG_BYTES).decode(errors="replace")
+        parts = (self.work.name, ".autotune", study, f"trial-{number:03d}.log")
+        with contextlib.suppress(OSError, ValueError), self._open(*parts) as file:  # a name that no file has
+            return file.read(_LOG_BYTES).decode(errors="replace")
         return None
 
     def read_error(self) -> tuple[str, str]:
         """What the last driver said of its end, and the error's kind; empty where it could not."""
-        with contextlib.suppress(OSError, ValueError, AttributeError), self.result.open("rb") as file:
+        with contextlib.suppress(OSError, ValueError, AttributeError), self._open(self.result.name) as file:
             document = json.loads(file.read(2**20))
             return _storable(str(document.get("error", "")))[:4000], str(document.get("kind", ""))
         return "", ""
+
+    def read_documents(self) -> Documents | None:
+        """The plan with what belongs to it; None where there is none, or what a driver does not leave beside it."""
+        try:
+            with os.scandir(self.path) as entries:
+                found = [(each.is_dir(follow_symlinks=False), each.stat(follow_symlinks=False)) for each in entries]
+        except OSError:
+            return None
+        is_plain = all(is_folder or (stat.S_ISREG(of.st_mode) and of.st_nlink == 1) for is_folder, of in found)
+        return read_documents(self.plan) if is_plain else None
+
+    def begin_output(self) -> tuple[IO[bytes], IO[bytes]]:
+        """A driver's stdout, a new one, and its stderr, which goes on; no plan is left.
+
+        Raises:
+            OSError: they cannot be opened.
+        """
+        for path in (self.plan, self.result):
+            path.unlink(missing_ok=True)
+        new, more = os.O_WRONLY | os.O_CREAT | os.O_EXCL, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        log = self._open(self.log.name, flags=more, mode="ab")
+        return self._open(self.result.name, flags=new, mode="wb"), log
+
+    def _open(self, *parts: str, flags: int = os.O_RDONLY, mode: str = "rb") -> IO[bytes]:
+        """A plain file in this folder, by its only name: a task may have put a link or a pipe there.
+
+        Raises:
+            OSError: it is none.
+        """
+        if any("/" in part or part in ("", ".", "..") for part in parts):
+            raise FileNotFoundError(errno.ENOENT, "no name of a file", parts[-1])
+        here = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for part in parts[:-1]:
+                above, here = here, os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+                os.close(above)
+            file = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=here)
+        finally:
+            os.close(here)
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            os.close(file)
+            raise FileNotFoundError(errno.ENOENT, "no plain file", parts[-1])
+        return os.fdopen(file, mode)
 
 
 class ServerSide(Protocol):
@@ -146,6 +193,10 @@ class ServerSide(Protocol):
     @property
     def pass_env(self) -> tuple[str, ...]:
         """Names of environment variables that it gets from the server."""
+
+    @property
+    def run_as(self) -> User | None:
+        """Whose process it is, where that is another than the server's."""
 
 
 class Driver:
@@ -166,6 +217,7 @@ class Driver:
         Raises:
             OSError: it could not be started.
         """
+        user = server.run_as
         place = None if spec.folder is None else Path(spec.folder)
         command = [
             *server.program,
@@ -174,24 +226,35 @@ class Driver:
             f"--output={_PLAN}",
             f"--progress={folder.progress(attempt)}",
             f"--storage=sqlite:///{folder.path}/study.db",
-            f"--measurements=sqlite:///{folder.measurements}",
+            f"--measurements=sqlite:///{folder.measurements if user is None else f'{folder.path}/measurements.db'}",
             *(["--resume"] if attempt > 1 else []),
             *server.driver_options,
             *arguments(spec, place),
         ]
-        folder.plan.unlink(missing_ok=True)
-        with folder.log.open("ab") as log, folder.result.open("wb") as result:
+        environment = _environment(os.environ, server.pass_env, search_id, attempt)
+        result, log = folder.begin_output()
+        if user is not None:
+            environment = {k: v for k, v in environment.items() if not k.startswith("XDG_")} | user.environment(
+                folder.path
+            )
+            user.give(folder.path)
+        with result, log, ExitStack() as undone:
+            if user is not None:
+                undone.callback(take_back, folder.path)
             self.process = subprocess.Popen(
                 command,
                 cwd=folder.work,
-                env=_environment(os.environ, server.pass_env, search_id, attempt),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=result,
                 stderr=log,
                 start_new_session=True,
+                **({} if user is None else user.process),
             )
+            undone.pop_all()
         self.id = identify(self.process.pid) or ProcessId(self.process.pid, 0)
         self._search_id, self._attempt, self._has_ended = search_id, attempt, False
+        self._user, self._folder = user, folder
 
     def ask_to_end(self) -> None:
         """As Ctrl-C does: once finishes the running trials, twice stops at once."""
@@ -207,6 +270,10 @@ class Driver:
         if self._has_ended:
             return
         self._has_ended = True
+        if self._user is not None:
+            self._user.end_all()
+            with contextlib.suppress(FileNotFoundError):
+                take_back(self._folder.path)
         end_leftovers(self._search_id, self._attempt, self.id)
         self.process.wait()
 

@@ -30,6 +30,7 @@ from .store.states import TERMINAL
 from .store.tables import ARCHIVES, SEARCHES
 from .store.tokens import Tokens
 from .supervisor import Places, RunnerOptions
+from .users import let_pass
 
 _LOG = logging.getLogger("autotune.service")
 DATABASE = "service.db"
@@ -118,6 +119,10 @@ def open_service(
         UserError: another server uses them, or they cannot be used.
     """
     database, locks = open_database(state, url)
+    if options.run_as is not None:
+        let_pass(state, options.run_as)
+    elif state.stat().st_mode & 0o011:  # an earlier server let a user pass
+        state.chmod(0o700)
     places, home = Places(state), _home(state)
     for part in places.archives.glob(".*.part"):  # of uploads when the last server was killed
         part.unlink()
@@ -140,7 +145,7 @@ def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[
     """
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (mode := stat.S_IMODE(state.stat().st_mode)) & 0o077:
+        if (mode := stat.S_IMODE(state.stat().st_mode)) & 0o066:
             raise UserError(
                 f"--state {state}: a folder that its owner alone may use was expected, since jobs' code and results "
                 f"are in it, but its mode is {mode:o}. Close it: chmod 700 {shlex.quote(str(state))}"

@@ -23,11 +23,12 @@ from ..errors import StudyError, TrialsLost
 from ..units import format_bytes
 from .archives import Limits, unpack
 from .driver import PROGRAM, Driver, SearchFolder
-from .findings import Documents, Summary, read_documents
+from .findings import Documents, Summary
 from .problems import Problem
 from .store.database import words_of
 from .store.leases import PAUSES_S, Lease, Leases, Stale
 from .store.states import State
+from .users import User
 
 _LOG = logging.getLogger("autotune.service")
 _INTERRUPTED = 130
@@ -87,6 +88,8 @@ class RunnerOptions:
     """Options of ``autotune search`` that are the server's to decide."""
     pass_env: tuple[str, ...] = ()
     """Environment variables that drivers and tasks get, whatever is in them."""
+    run_as: User | None = None
+    """Whose processes drivers and tasks are; None is the server's own user."""
 
 
 class Supervisor:
@@ -215,7 +218,7 @@ class Supervisor:
         return self._lease.attempt == 1 or self._summary.has_started
 
     def _conclude(self, code: int, mode: str | None, *, was_asked: bool) -> None:
-        found, (error, kind) = read_documents(self._folder.plan), self._folder.read_error()
+        found, (error, kind) = self._folder.read_documents(), self._folder.read_error()
         at_once = mode == "now" or self._stop.is_set()  # else nobody here kills it
         was_ended = code == _INTERRUPTED or (was_asked and (code == -signal.SIGTERM or (code < 0 and at_once)))
         is_lost = kind == TrialsLost.__name__ or any(words in error for words in _NO_ROOM)

@@ -23,6 +23,7 @@ from ...service.service import DATABASE, Service, open_database, open_service
 from ...service.store.database import Database
 from ...service.store.tokens import RoleName, Tokens, expiry_s
 from ...service.supervisor import RunnerOptions
+from ...service.users import find_user
 from ...service.web.app import make_app
 from ...service.web.limits import BoundedProtocol
 from ...service.web.proxy import Network
@@ -48,6 +49,7 @@ class ServeOptions:
     private: bool
     behind_proxy: str | None
     pass_env: tuple[str, ...]
+    run_as: str | None
     certificate: Path | None
     key: Path | None
     keep: str | None
@@ -73,11 +75,18 @@ def serve(options: ServeOptions) -> None:
     for name in options.pass_env:
         if name not in os.environ:
             raise UserError(f"--pass-env {name}: it is not set here. Set it, or leave the option out.")
+    user = None if options.run_as is None else find_user(options.run_as)
+    if user is not None and (options.searches > 1 or options.executor != "local"):
+        raise UserError(
+            "--run-as: --searches 1 and --executor local were expected. Tasks of two searches at a time are not kept "
+            "apart, and a cluster runs trials as its own user."
+        )
     address = [] if options.address is None else [f"--address={options.address}"]
     runner = RunnerOptions(
         num_searches=options.searches,
         driver_options=(f"--executor={options.executor}", *address),
         pass_env=options.pass_env,
+        run_as=user,
     )
     behind = _network(options.behind_proxy)
     service = open_service(
@@ -98,7 +107,12 @@ def serve(options: ServeOptions) -> None:
         ssl_keyfile=options.key,
     )
     try:
+        if user is not None:
+            user.check(runner.program, service.places.state / "searches")
         config.load()
+    except UserError:
+        service.close()
+        raise
     except OSError as reason:  # ssl's own errors are
         service.close()
         raise UserError(
@@ -124,7 +138,8 @@ def _tell_where(service: Service, options: ServeOptions) -> None:
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{options.port}"
     tell(f"autotune serves {url}; Ctrl-C ends it, and searches go on when it is back.")
     tell(f"Its files are in {service.places.state}.")
-    tell("Tasks run as its own user: they can read and change its files, so `submit` is as much as `admin`.")
+    if options.run_as is None:
+        tell("Tasks run as its own user: they can read and change its files, so `submit` is as much as `admin`.")
     if not service.tokens.are_there():
         secret = service.tokens.make_for_run()
         tell("There is no token: this one is an admin's until the server ends. `serve token create` makes others.")
