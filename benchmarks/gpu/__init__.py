@@ -6,5 +6,5 @@
 
 It writes `gpu-report.json`: a row for each check, with its bar, what was measured, a verdict and the seconds it took.
 No path and no user's name is in it. A check that cannot run here says why. The exit code is 1 where one is over its
-bar, and 2 where there is no card.
+bar, and 2 where there is no card. Of several cards, all checks but the last use the first one.
 """

@@ -17,7 +17,7 @@ from autotune import __version__
 
 from . import exact, memory, several, speed, surroundings, whole
 from .check import Check, Skipped
-from .place import Place
+from .place import Place, begin_forks
 
 CHECKS: tuple[Check, ...] = (
     *surroundings.CHECKS,
@@ -46,6 +46,7 @@ def main() -> int:
     rows: dict[str, Any] = report.setdefault("checks", {})
     report |= about | {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
     began_s = time.monotonic()
+    begin_forks()
     with tempfile.TemporaryDirectory() as folder:
         place = Place(Path(folder), arguments.quick)
         try:

@@ -77,7 +77,7 @@ def _job(place: Place) -> Found:
         limit = round(found.peak.process * (1 + 2 * _MARGIN))
         path = _plan(place, source, limit)
         with place.watch() as watch:
-            place.job(source, path, 20 if place.is_quick else 500)
+            place.job(source, path, 5 if place.is_quick else 500)
         over_plan = watch.most_bytes / found.peak.process - 1
         is_within &= watch.most_bytes <= limit and over_plan <= _JOB_OVER_PLAN
         figures.append({"task": path.stem, "limit_mib": limit >> 20, "seen_mib": watch.most_bytes >> 20})

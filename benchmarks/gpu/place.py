@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,14 @@ GPT = str(EXAMPLES / "char_gpt" / "model.py")
 CNN = str(EXAMPLES / "digits_cnn" / "model.py")
 _WATCH_S = 0.05
 _FORKED = multiprocessing.get_context("forkserver")
-"""Processes of their own are forked from one that has imported what they run, and used no card."""
-_FORKED.set_forkserver_preload(
-    ["torch._dynamo", *(f"{__package__}.{name}" for name in ("exact", "memory", "speed", "surroundings"))]
-)
+_FORKED_FROM = ("torch._dynamo", *(f"{__package__}.{name}" for name in ("exact", "memory", "speed", "surroundings")))
+"""Processes of their own are forked from one that has imported these, and used no card."""
+
+
+def begin_forks() -> None:
+    """Start what processes of their own are forked from; it imports what they need meanwhile."""
+    _FORKED.set_forkserver_preload([*_FORKED_FROM])
+    forkserver.ensure_running()
 
 
 def task(name: str) -> str:
@@ -105,7 +110,7 @@ class Place:
     @property
     def trial_s(self) -> float:
         """Of timed windows."""
-        return 0.5 if self.is_quick else 3.0
+        return 0.3 if self.is_quick else 3.0
 
     @property
     def language(self) -> str:

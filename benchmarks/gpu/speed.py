@@ -77,18 +77,24 @@ def _maps(pid: int) -> str:
 
 def _speed(place: Place) -> Found:
     """Tasks whose step takes the card a known time: trials beside plain loops."""
-    figures, seconds = {}, 0.5 if place.is_quick else 6.0
-    every = _QUICK.items() if place.is_quick else itertools.product(_TIMED, _LOADING)
+    figures: dict[str, dict[str, float]] = {}
+    seconds = 0.5 if place.is_quick else 6.0
     with place.process(plain_loop) as loop:
-        for name, way in every:
-            if name in _COLLATED and way == "on the card":
-                continue
+        for name, way in ways(place.is_quick):
             settings = _LOADING[way]
             found = place.measured(task(name), Settings.model_validate(settings), trial_time_s=seconds)
             true = loop(name=name, settings=settings, seconds=seconds)
             figures[f"{name}, {way}"] = {"off": off(found.samples_per_s.value, true)}
     worst = max(figures, key=lambda name: figures[name]["off"])
     return Found(f"{figures[worst]['off']:.1%} off at most ({worst})", figures[worst]["off"] <= _SPEED_BAR, figures)
+
+
+def ways(is_quick: bool) -> list[tuple[str, str]]:
+    """Tasks, and how they load."""
+    if is_quick:
+        return [*_QUICK.items()]
+    every = itertools.product(_TIMED, _LOADING)
+    return [(name, way) for name, way in every if way != "on the card" or name not in _COLLATED]
 
 
 def plain_loop(name: str, settings: dict[str, Any], seconds: float) -> float:

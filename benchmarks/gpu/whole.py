@@ -17,14 +17,14 @@ from autotune.workers import Estimated, Measured, PredictRequest
 from autotune.workers.trial.environment import own_thread_variables
 
 from .check import Check, Found, Skipped, off
-from .place import Place, name_of
+from .place import Place, measurement, name_of
 
 _PREDICTED_BAR, _ABOVE_BAR = 0.05, 1 / 20
 _CLAIM_BAR = 0.05
 _BUDGET = 0.8
 """Of what the reference reserves, beside its context."""
-_LEAST_S, _TRIALS_LONG = 45.0, 20
-"""A quick search may take so long, or as long as so many trials, where the machine is slow."""
+_TRIALS_LONG = 12
+"""A quick search may take as long as so many trials in new interpreters do: on a slow machine longer."""
 
 
 def _predictions(place: Place) -> Found:
@@ -83,23 +83,24 @@ def _compile(place: Place) -> Found:
 def _search(place: Place) -> Found:
     """A search within 80 % of what the reference reserves, its plan verified, and the job that applies it."""
     path, storage = place.folder / "found.yaml", f"sqlite:///{place.folder}/studies.db"
-    source, began_s = place.language, time.monotonic()
-    peak = place.measured(source).peak
-    trial_s = time.monotonic() - began_s
+    source = place.language
+    began_s = time.monotonic()
+    anew = place.request(source).model_copy(update={"fresh": place.is_quick})
+    peak = measurement(place.executor.ask(anew)).peak
+    most_s = _TRIALS_LONG * (time.monotonic() - began_s)
     assert peak.reserved is not None, "it was on a card"
-    limit = peak.process - round((1 - (1.2 if place.is_quick else _BUDGET)) * peak.reserved)
+    limit = round(peak.process * 1.1) if place.is_quick else peak.process - round((1 - _BUDGET) * peak.reserved)
     asked = ["--device", "cuda", "--executor", "local", "--storage", storage]
     words = ["search", source, "--budget", str(limit), "-o", str(path), *asked]
-    trial_time = "0.5s" if place.is_quick else "3s"
+    trial_time = "0.3s" if place.is_quick else "3s"
     most = ["--trials", "12"]
     if place.is_quick:
-        most_s = max(_LEAST_S, _TRIALS_LONG * trial_s)
         most = ["--trials", "2", "--space", str(_batches(place)), "--max-time", f"{most_s:.0f}s"]
     place.command(*words, *most, "--trial-time", trial_time)
     plan = load_plan(path)
     assert plan.measured is not None, "a search wrote it"
     place.command("verify", str(path), source, "--executor", "local", "--trial-time", trial_time)
-    job = place.job(source, path, 20 if place.is_quick else 200)
+    job = place.job(source, path, 5 if place.is_quick else 200)
     apart = off(job["samples_per_s"], plan.measured.samples_per_s.value)
     used = plan.measured.peak.process / limit
     words_ = f"the job's speed is {apart:.1%} off its plan's, which takes {used:.0%} of the budget"

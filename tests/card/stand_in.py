@@ -40,13 +40,11 @@ import re
 import sys
 import time
 import types
-import uuid
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -54,6 +52,7 @@ import pytest
 import torch
 import torch._dynamo  # its import reads torch.cuda, which is to be the real one then
 import torch.distributed
+from told import GIB, Told, nvml
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,8 +61,6 @@ from torch.utils._pytree import tree_map
 from autotune.estimates.allocators.cuda_caching import CachingAllocator
 from autotune.estimates.allocators.free_list import Block
 from autotune.units import MIB
-
-GIB = 1024 * MIB
 
 TEXTS: Mapping[str, str] = {
     "cublas_create": "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
@@ -104,27 +101,10 @@ _THREAD_CLOCK = "autotune.measure.timing.card"
 """Is read in a thread, which passes no time of the card's."""
 
 
-@dataclass(frozen=True)
-class Process:
-    """Another process on the card."""
-
-    pid: int
-    num_bytes: int
-    name: str = "python"
-    is_graphics: bool = False
-    utilization: int = 0
-    """Percent of the time."""
-
-
 @dataclass
-class Card:
+class Card(Told):
     """A card, and the process that uses it; see the module."""
 
-    name: str = "NVIDIA A100-SXM4-40GB"
-    total_bytes: int = 40 * GIB
-    capability: tuple[int, int] = (8, 0)
-    uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
-    driver: str = "580.65.06"
     beside: Sequence[Card] = ()
     """Other cards of this machine, which nothing runs on."""
 
@@ -143,24 +123,6 @@ class Card:
     """What the context grows by at the first matrix product."""
     cudnn_bytes: int = 48 * MIB
     """What it grows by at the first convolution."""
-    processes: Sequence[Process] = ()
-    """Others that use the card."""
-    has_nvml: bool = True
-    has_smi: bool = True
-    pids_hidden: bool = False
-    """In a container: NVML shows this process's memory under no pid of its own."""
-    is_mig: bool = False
-    """This process has one instance of a card: NVML does not tell its memory by the card's handle."""
-    is_unified: bool = False
-    """NVML tells no bytes, and the host uses the same memory."""
-    clock_mhz: int = 1410
-    most_clock_mhz: int = 1410
-    throttle_reasons: int = 0
-    """As ``pynvml.nvmlClocksEventReason*`` has them."""
-    power_w: float = 250.0
-    power_limit_w: float = 400.0
-    default_power_limit_w: float = 400.0
-    temperature_c: int = 50
 
     fails: dict[str, str | BaseException] = field(default_factory=dict)
     """By kind of operation, what the next of it raises: once, and then it works again."""
@@ -219,12 +181,12 @@ class Card:
     # Several cards.
 
     @property
-    def every(self) -> Sequence[Card]:
+    def every(self) -> Sequence[Told]:
         """The machine's, by NVML's numbers."""
         return (self, *self.beside)
 
     @property
-    def visible(self) -> Sequence[Card]:
+    def visible(self) -> Sequence[Told]:
         """Those that this process sees, by CUDA's numbers."""
         return self.every
 
@@ -239,11 +201,6 @@ class Card:
     # Memory.
 
     @property
-    def used_bytes(self) -> int:
-        """By everybody, this process included."""
-        return sum(one.num_bytes for one in self.processes) + self.own_bytes
-
-    @property
     def own_bytes(self) -> int:
         """What the card charges this process: its context, and what its allocator reserves."""
         return self._context() + self._allocator.reserved_bytes
@@ -256,11 +213,6 @@ class Card:
     def most_reserved_bytes(self) -> int:
         """What the cap leaves to the allocator."""
         return int(self.fraction * self.total_bytes)
-
-    @property
-    def free_bytes(self) -> int:
-        """Of the whole card."""
-        return max(0, self.total_bytes - self.used_bytes)
 
     def open(self) -> None:
         """This process opens its context."""
@@ -389,7 +341,8 @@ class Card:
         with pytest.MonkeyPatch.context() as patch:
             self._patch_clock(patch)
             _patch_torch(patch, self)
-            _patch_nvml(patch, self)
+            for name, function in nvml(self).items():
+                patch.setattr(pynvml, name, function)
             patch.setattr(sys.modules[__name__], "_in_place", self)
             with _Dispatch(self), _Function(self):
                 yield self
@@ -833,108 +786,3 @@ def _patch_distributed(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(torch.distributed, "init_process_group", init)
     patch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-
-
-def _patch_nvml(patch: pytest.MonkeyPatch, card: Card) -> None:
-    def error(code: int) -> BaseException:
-        return pynvml.NVMLError(code)
-
-    def there() -> None:
-        if not card.has_nvml:
-            raise error(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    def by_uuid(name: Any) -> Card:
-        there()
-        name = name.decode() if isinstance(name, bytes) else name
-        found = [one for one in card.every if name == _named(one)]
-        if not found:
-            raise error(pynvml.NVML_ERROR_NOT_FOUND)
-        return found[0]
-
-    def by_index(index: int) -> Card:
-        there()
-        if index >= len(card.every):
-            raise error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return card.every[index]
-
-    def memory(handle: Card) -> Any:
-        there()
-        if handle.is_unified:
-            raise error(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return types.SimpleNamespace(total=handle.total_bytes, used=handle.used_bytes, free=handle.free_bytes)
-
-    def processes(handle: Card, is_graphics: bool) -> list[Any]:
-        there()
-        rows = [(one.pid, one.num_bytes) for one in handle.processes if one.is_graphics == is_graphics]
-        if handle.is_open and not is_graphics:
-            rows.append((os.getpid(), handle.own_bytes))
-        unknown = handle.is_unified or handle.is_mig
-        return [
-            types.SimpleNamespace(pid=0 if handle.pids_hidden else pid, usedGpuMemory=None if unknown else num_bytes)
-            for pid, num_bytes in rows
-        ]
-
-    def told(value: Callable[[Card], Any]) -> Callable[..., Any]:
-        def read(handle: Card, *_: Any) -> Any:
-            there()
-            return value(handle)
-
-        return read
-
-    def throttled(handle: Card) -> int:
-        return handle.throttle_reasons
-
-    functions: dict[str, Callable[..., Any]] = {
-        "nvmlInit": there,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: (there(), card.driver)[1],
-        "nvmlDeviceGetCount": lambda: (there(), len(card.every))[1],
-        "nvmlDeviceGetHandleByUUID": by_uuid,
-        "nvmlDeviceGetHandleByIndex": by_index,
-        "nvmlDeviceGetMemoryInfo": memory,
-        "nvmlDeviceGetComputeRunningProcesses": lambda handle: processes(handle, False),
-        "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: processes(handle, True),
-        "nvmlDeviceGetName": told(lambda handle: handle.name),
-        "nvmlDeviceGetUUID": told(lambda handle: f"GPU-{handle.uuid}"),
-        "nvmlDeviceGetMigMode": told(lambda handle: (int(handle.is_mig), int(handle.is_mig))),
-        "nvmlDeviceGetClockInfo": told(lambda handle: handle.clock_mhz),
-        "nvmlDeviceGetMaxClockInfo": told(lambda handle: handle.most_clock_mhz),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": told(throttled),
-        "nvmlDeviceGetCurrentClocksEventReasons": told(throttled),
-        "nvmlDeviceGetPowerUsage": told(lambda handle: round(handle.power_w * 1000)),
-        "nvmlDeviceGetEnforcedPowerLimit": told(lambda handle: round(handle.power_limit_w * 1000)),
-        "nvmlDeviceGetPowerManagementDefaultLimit": told(lambda handle: round(handle.default_power_limit_w * 1000)),
-        "nvmlDeviceGetTemperature": told(lambda handle: handle.temperature_c),
-        "nvmlDeviceGetUtilizationRates": told(
-            lambda handle: types.SimpleNamespace(gpu=sum(one.utilization for one in handle.processes), memory=0)
-        ),
-        "nvmlDeviceGetProcessUtilization": told(
-            lambda handle: [
-                types.SimpleNamespace(
-                    pid=0 if handle.pids_hidden else pid, smUtil=share, timeStamp=int(card.now_s * 1e6)
-                )
-                for pid, share in (*((one.pid, one.utilization) for one in handle.processes), (os.getpid(), 50))
-            ]
-        ),
-    }
-    for name, function in functions.items():
-        patch.setattr(pynvml, name, function)
-
-
-def _named(card: Card) -> str:
-    return f"{'MIG' if card.is_mig else 'GPU'}-{card.uuid}"
-
-
-def put_smi(card: Card, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """An ``nvidia-smi`` for this process and those that it starts: ``-L`` and ``--query-gpu`` as this package calls
-    them, told of the card as it is now. Without ``has_smi``, there is none."""
-    program = folder / "nvidia-smi"
-    if card.has_smi:
-        cards = card.every
-        listed = "\n".join(f"GPU {at}: {one.name} (UUID: GPU-{one.uuid})" for at, one in enumerate(cards))
-        rows = "\n".join(f"GPU-{one.uuid}, {one.name}, {one.total_bytes // MIB}" for one in cards)
-        program.write_text(
-            f"#!/bin/sh\ncase \"$1\" in -L) cat <<'END'\n{listed}\nEND\n;; *) cat <<'END'\n{rows}\nEND\n;; esac\n"
-        )
-        program.chmod(0o755)
-    patch.setenv("PATH", str(folder), prepend=os.pathsep)

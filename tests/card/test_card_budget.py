@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from stand_in import GIB, Card, Process
+from stand_in import Card
+from told import GIB, Process
 from torch import nn
 from torch.utils.data import Dataset
 

@@ -13,7 +13,8 @@ import pynvml
 import pytest
 import torch
 from search_tables import facts
-from stand_in import Card, Process
+from stand_in import Card
+from told import Process
 
 from autotune.device_memory import nvml
 from autotune.measure import MeasureOptions

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from stand_in import GIB, Card
+from stand_in import Card
+from told import GIB
 
 from autotune.device_memory import context, nvml
 from autotune.device_memory.context import open_context

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from stand_in import GIB, Card, Process
+from stand_in import Card
+from told import GIB, Process
 
 from autotune.errors import TrialsLost
 from autotune.measure import MeasureOptions, others

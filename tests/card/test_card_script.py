@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from stand_in import GIB, Card
+from stand_in import Card
+from told import GIB
 
 from autotune.device_memory import cap
 from autotune.measure import InspectOptions, MeasureOptions

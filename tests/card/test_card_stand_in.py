@@ -12,7 +12,8 @@ from typing import Any
 import pynvml
 import pytest
 import torch
-from stand_in import GIB, TEXTS, Card, Process, put_smi
+from stand_in import TEXTS, Card
+from told import GIB, Process, put_smi
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -147,11 +148,12 @@ def test_of_two_cards_a_process_has_those_that_it_is_shown_and_takes_one(
     monkeypatch.syspath_prepend(Path(__file__).parent / "processes")
     import shared_card
 
-    monkeypatch.setattr(shared_card, "_FOLDER", tmp_path)
+    for module in ("two_cards", "shared_card"):
+        monkeypatch.setattr(f"{module}.FOLDER", tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with shared_card.SharedCard(**shared_card._LIKE).in_place():
+    with shared_card.SharedCard(**shared_card.LIKE, context_bytes=330 * MIB).in_place():
         assert (pynvml.nvmlDeviceGetCount(), torch.cuda.device_count()) == (2, 1)
-        assert torch.cuda.get_device_properties().uuid == shared_card._UUIDS[1]
+        assert torch.cuda.get_device_properties().uuid == shared_card.UUIDS[1]
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
         torch.cuda.set_device(1)
         assert torch.zeros(2**20, device="cuda").device == torch.device("cuda", 1)

@@ -5,30 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(1, str(Path(__file__).parents[1]))
+import pynvml  # noqa: F401 - with it comes ``two_cards``, which imports it too
+from stand_in import Card
+from told import Process, Told
+from two_cards import FOLDER, LIKE, UUIDS, others_on, visible
 
-from stand_in import GIB, MIB, Card, Process
+from autotune.units import MIB
 
-from autotune.workers import devices
-
-_FOLDER = Path(os.environ.get("CARD_FOLDER", "/nonexistent"))
-_UUIDS = tuple(f"12345678-1234-1234-1234-{number:012}" for number in range(2))
-"""In NVML's order and in CUDA's."""
-_LIKE: dict[str, Any] = {"name": "A stand-in", "total_bytes": 8 * GIB, "context_bytes": 330 * MIB}
-_NONE = ("", "-1")
-"""What ``CUDA_VISIBLE_DEVICES`` names no card by."""
 _SAID_S = 0.05
 """A process that computes says so so often."""
 _ROW = 128
 """Bytes, as many each time: a row takes the place of the one before in one go."""
-_COMPUTES_S = 0.5
-"""One that said so no longer ago computes."""
 
 
 class SharedCard(Card):
@@ -43,24 +34,24 @@ class SharedCard(Card):
     @property
     def uuid(self) -> str:  # type: ignore[override]
         """Of the one that this process uses."""
-        return (_visible() or _UUIDS)[self._number]
+        return (visible() or UUIDS)[self._number]
 
     @uuid.setter
     def uuid(self, value: Any) -> None:
         """It is chosen by its number."""
 
     @property
-    def every(self) -> Sequence[Card]:
+    def every(self) -> Sequence[Told]:
         """Both."""
-        return [self._of(uuid) for uuid in _UUIDS]
+        return [self._of(uuid) for uuid in UUIDS]
 
     @property
-    def visible(self) -> Sequence[Card]:
+    def visible(self) -> Sequence[Told]:
         """Those that are left to this process."""
-        return [self._of(uuid) for uuid in _visible()]
+        return [self._of(uuid) for uuid in visible()]
 
-    def _of(self, uuid: str) -> Card:
-        return self if uuid == self.uuid else Card(**_LIKE, uuid=uuid, processes=_others_on(uuid))
+    def _of(self, uuid: str) -> Told:
+        return self if uuid == self.uuid else Told(**LIKE, uuid=uuid, processes=others_on(uuid))
 
     @property
     def number(self) -> int:
@@ -84,7 +75,7 @@ class SharedCard(Card):
     @property
     def processes(self) -> Sequence[Process]:  # type: ignore[override]
         """Others that are alive."""
-        return _others_on(self.uuid)
+        return others_on(self.uuid)
 
     @processes.setter
     def processes(self, value: Any) -> None:
@@ -113,38 +104,9 @@ class SharedCard(Card):
             return
         self._said = self.own_bytes, time.monotonic()
         if self._file[0] != os.getpid():
-            self._file = os.getpid(), os.open(_FOLDER / f"{os.getpid()}.json", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
+            self._file = os.getpid(), os.open(FOLDER / f"{os.getpid()}.json", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
         row = json.dumps({"uuid": self.uuid, "num_bytes": self.own_bytes, "at_s": time.time()})
         os.pwrite(self._file[1], row.ljust(_ROW).encode(), 0)
-
-
-def _visible() -> list[str]:
-    """UUIDs of the cards that CUDA shows this process."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")
-    names = [name.strip() for name in chosen.split(",")]
-    return [_UUIDS[int(name)] if name.isdecimal() else name.removeprefix("GPU-") for name in names if name not in _NONE]
-
-
-def _others_on(uuid: str) -> list[Process]:
-    found = []
-    for file in _FOLDER.glob("[0-9]*.json"):
-        if file.stem == str(os.getpid()) or not _is_alive(file.stem):
-            continue
-        try:
-            row = json.loads(file.read_text())
-        except (OSError, ValueError):
-            continue
-        if row["uuid"] == uuid:
-            computes = time.time() - row["at_s"] < _COMPUTES_S
-            found.append(Process(int(file.stem), row["num_bytes"], utilization=90 if computes else 0))
-    return found
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 _in_place = contextlib.ExitStack()
@@ -152,5 +114,4 @@ _in_place = contextlib.ExitStack()
 
 def put_in_place() -> None:
     """For as long as this process lives."""
-    _in_place.enter_context(SharedCard(**_LIKE).in_place())
-    devices.torch_builds = lambda: {"cuda": "13.0"}
+    _in_place.enter_context(SharedCard(**LIKE, context_bytes=330 * MIB).in_place())

@@ -6,6 +6,7 @@ it. Time is real: what is queued is waited for in sleep.
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.util
 import os
@@ -16,14 +17,15 @@ from typing import Any
 
 
 class _Before(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Puts the card in place once torch has been imported, or NVML is asked for."""
+    """Puts the cards in place once a module has been imported."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, stand_in: str) -> None:
+        self._module, self._stand_in = module, stand_in
         self._is_within = False
         self._real: Any = None
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in ("torch", "pynvml") or self._is_within:
+        if name != self._module or self._is_within:
             return None
         self._is_within = True
         try:
@@ -41,10 +43,8 @@ class _Before(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         sys.meta_path.remove(self)
         self._real.exec_module(module)
-        from shared_card import put_in_place
-
-        put_in_place()
+        importlib.import_module(self._stand_in).put_in_place()
 
 
-if "CARD_FOLDER" in os.environ:
-    sys.meta_path.insert(0, _Before())
+if "CARD_FOLDER" in os.environ and "torch.distributed.run" not in sys.orig_argv:  # torchrun itself uses none
+    sys.meta_path[:0] = [_Before("pynvml", "two_cards"), _Before("torch", "shared_card")]
