@@ -6,6 +6,7 @@ import argparse
 import csv
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +16,9 @@ from autotune.estimates.cards import Card, on_device
 from autotune.estimates.memory_model import MemoryModel
 from autotune.estimates.memory_model_cache import MemoryModelCache
 from autotune.estimates.predictor import Predictor
+from autotune.estimates.tracing.work import Work
+from autotune.estimates.types import Interval
+from autotune.measure.profiling.allocations import Phase, Trace
 from autotune.plan import Plan
 from autotune.training.skip_init import skip_init
 from autotune.units import MIB
@@ -111,17 +115,50 @@ def _job(name: str) -> Job:
     return job
 
 
+@dataclass(frozen=True)
+class _ClearedLate:
+    """A memory model of a job that clears its gradients between forward and backward: the last step's are there until
+    then, where backward left them."""
+
+    memory_model: MemoryModel
+
+    def at(self, batch: int) -> Trace:
+        """The step's allocations: a gradient dies in the step after its own, at a moment before its birth."""
+        trace = self.memory_model.at(batch)
+        cleared = next(span.start for span in trace.spans if span.phase == Phase.BACKWARD)
+        late = (
+            replace(one, died=cleared) if one.kind == "gradient" and one.born > cleared else one
+            for one in trace.allocations
+        )
+        return replace(trace, allocations=tuple(late))
+
+    def interval(self, batch: int) -> Interval:
+        """The tensors' peak."""
+        found = self.memory_model.interval(batch)
+        return found.plus(self.at(batch).peak_bytes() - found.value)
+
+    def possible_bytes(self, batch: int) -> int:
+        """As of any job."""
+        return self.memory_model.possible_bytes(batch)
+
+    def work(self, batch: int) -> tuple[Work, Work]:
+        """As of any job."""
+        return self.memory_model.work(batch)
+
+
 class _Traced(MemoryModelCache):
     """Traces a job once for all cards."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.task, None, "cuda")
-        self._models: dict[bool, MemoryModel] = {}
+        self._clears_late = job.clears_late
+        self._models: dict[bool, Any] = {}
 
-    def of(self, plan: Plan, accumulates: bool, few: int | None = None) -> MemoryModel:
+    def of(self, plan: Plan, accumulates: bool, few: int | None = None) -> Any:
         """As that of the first card that asked."""
         if accumulates not in self._models:
-            self._models[accumulates] = super().of(plan, accumulates, few)
+            found = super().of(plan, accumulates, few)
+            self._models[accumulates] = _ClearedLate(found) if self._clears_late else found
         return self._models[accumulates]
 
 

@@ -2,8 +2,8 @@
 
 What they do beyond a plain step is said where it is emulated: the transformers' jobs never clear their gradients and
 hold the model's outputs until the step's end; timm's prefetcher holds the next batch on the device, and has cuDNN try
-every kernel; Lightning clears gradients between forward and backward, so that as much is held in their place (clearing
-them there comes to the same); ResNet-50 reads its images channels last.
+every kernel; torchvision's run backward within autocast; Lightning clears gradients between forward and backward;
+ResNet-50 reads its images channels last.
 
 Their versions were torch 2.6.0, transformers 4.49.0, torchvision 0.21.0 and Lightning 2.5.0 (benchmarks/*/requirements.
 cuda.txt of March 2025). Later versions of transformers write parts of T5 and Reformer otherwise.
@@ -26,6 +26,7 @@ from autotune.techniques import Settings
 from autotune.techniques.memory_format import MemoryFormat
 from autotune.training.skip_init import skip_init
 
+from .casts import LastingCastsSGD, keep_casts
 from .diffusion import diffusion
 from .known import Known
 from .samples import Samples
@@ -44,7 +45,9 @@ class Job:
     num_parameters: float
     """In millions, as published: a model that has another number is another model."""
     has_gradients_in_forward: bool = False
-    """Whether the last step's gradients are still there when the next forward begins."""
+    """Whether gradients are never cleared."""
+    clears_late: bool = False
+    """Whether they are cleared between forward and backward."""
     tries_kernels: bool = False
     """Whether cuDNN tries every kernel."""
     settings: Settings = field(default_factory=Settings)
@@ -65,28 +68,25 @@ def _classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def _torchvision(name: str, precision: Any) -> Task:
     """Images are moved in the precision that is computed in."""
     dtype = torch.float16 if precision == "fp16" else torch.float32
+
+    def compute_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        keep_casts()
+        return _classify(model, batch)
+
     return Task(
         build_model=partial(torchvision_model, name),
         build_dataset=lambda: Samples(partial(_image, dtype)),
-        compute_loss=_classify,
-        build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        compute_loss=compute_loss,
+        build_optimizer=lambda parameters: LastingCastsSGD(parameters, lr=0.01),
         precision=precision,
     )
 
 
 def _lightning() -> Task:
-    last: list[Tensor] = []
-
-    def compute_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        last[:] = [torch.empty_like(parameter) for parameter in model.parameters()]
-        loss = _classify(model, batch)
-        last.clear()
-        return loss
-
     return Task(
         build_model=partial(torchvision_model, "resnet152"),
         build_dataset=lambda: Samples(partial(_image, torch.float32)),
-        compute_loss=compute_loss,
+        compute_loss=_classify,
         build_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
         precision="bf16",
     )
@@ -181,7 +181,7 @@ JOBS: dict[str, Callable[[], Job]] = {
     "convnext_large-tf32-fp16": lambda: Job(_torchvision("convnext_large", "fp16"), 197.77),
     "diffusion-single": lambda: Job(diffusion(), 1289.95, known="held out"),
     "focalnet": lambda: Job(_focalnet(), 88.75, tries_kernels=True),
-    "lightning": lambda: Job(_lightning(), 60.19, known="seen since"),
+    "lightning": lambda: Job(_lightning(), 60.19, clears_late=True, known="seen since"),
     "reformer": lambda: Job(_reformer(), 5.98, True, known="seen since"),
     "regnet_y_128gf": lambda: Job(_torchvision("regnet_y_128gf", "fp16"), 644.81),
     "resnet50": lambda: Job(_torchvision("resnet50", "fp16"), 25.56, settings=_CHANNELS_LAST),

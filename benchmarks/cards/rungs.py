@@ -26,6 +26,7 @@ from autotune.training.skip_init import skip_init
 from autotune.units import MIB
 
 from ..rows import load_rows, save_rows
+from .casts import LastingCastsSGD, keep_casts
 from .jobs import has_convolutions
 from .known import RTX_3090, Known
 from .samples import Samples
@@ -177,6 +178,7 @@ def _task(one: dict[str, str]) -> Task:
     side = int(one["img_size"])
 
     def compute_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        keep_casts()
         found = model(batch[0])
         return F.cross_entropy(found[0] if isinstance(found, tuple) else found, batch[1])
 
@@ -184,7 +186,7 @@ def _task(one: dict[str, str]) -> Task:
         build_model=lambda: timm_model(one["model"], fuses_attention=False),
         build_dataset=lambda: Samples(lambda: (torch.zeros(3, side, side), 0)),
         compute_loss=compute_loss,
-        build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, nesterov=True),
+        build_optimizer=lambda parameters: LastingCastsSGD(parameters, lr=1e-4, momentum=0.9, nesterov=True),
         precision="fp16",
     )
 

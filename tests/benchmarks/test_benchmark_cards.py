@@ -1,12 +1,17 @@
-"""``benchmarks.cards``: curves by hand arithmetic, and the order in which models are predicted."""
+"""``benchmarks.cards``: curves by hand arithmetic, the order in which models are predicted, and what the jobs keep."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
+import torch
+from torch import nn
 
+from autotune.measure.profiling.allocations import Phase
+from autotune.measure.profiling.tracer import Tracer
 from autotune.units import MIB
+from benchmarks.cards.casts import LastingCastsSGD, keep_casts
 from benchmarks.cards.rungs import in_turn
 from benchmarks.cards.speed import curves
 
@@ -47,3 +52,26 @@ def test_models_are_predicted_by_families_in_turn_and_once_each():
     assert sorted(row["model"] for row in found) == sorted(names)
     assert [re.match("[a-z]+", row["model"])[0] for row in found] == ["resnet", "vgg", "vit", "resnet", "vgg", "resnet"]
     assert found == [*in_turn(reversed(rows))]
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_weights_copies_last_until_the_step_where_backward_is_within_autocast_too(lasts):
+    """A weight of 64 by 64 in bfloat16 takes 8,192 bytes, which backward gives back otherwise."""
+    model = nn.Linear(64, 64, bias=False)
+    optimizer = LastingCastsSGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        with Tracer(model, optimizer, torch.device("cpu")) as tracer:
+            tracer.batch(x := torch.ones(3, 64))
+            with tracer.phase(Phase.FORWARD), torch.autocast("cpu", torch.bfloat16):
+                if lasts:
+                    keep_casts()
+                loss = model(x).sum()
+            with tracer.phase(Phase.BACKWARD):
+                loss.backward()
+            with tracer.phase(Phase.OPTIMIZER):
+                optimizer.step()
+                optimizer.zero_grad()
+        trace = tracer.trace()
+        (cast,) = (one for one in trace.allocations if (one.num_bytes, one.phase) == (8192, Phase.FORWARD))
+        assert cast.died is not None
+        assert (cast.died > trace.spans[-1].start) == lasts

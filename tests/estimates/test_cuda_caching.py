@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from autotune.estimates.allocators.cuda_caching import CachingAllocator, Full, process_interval
+from autotune.estimates.allocators.free_list import replay
 from autotune.estimates.types import EstimateOptions, Interval
 from autotune.measure.profiling.allocations import Allocation, Span, Trace
 from autotune.units import MIB
@@ -137,6 +139,22 @@ def step(*scratch):
         Allocation(3 + len(scratch), 12 * MIB, 3, 5, "a", "backward", "gradient"),
     ]
     return Trace(tuple(made), (Span("forward", 0), Span("backward", 2), Span("optimizer", 4)), 6)
+
+
+def test_a_gradient_that_is_cleared_after_the_next_forward_is_beside_its_activations():
+    """The 12 MiB that are cleared as backward begins are beside the 30 of forward from the second step on, in segments
+    of their own: the last step's and this step's take turns. Cleared at the step's end, they lie within the 30."""
+    made = step().allocations
+    late = replace(step(), allocations=(*made[:3], replace(made[3], died=2)))
+    assert [one // MIB for one in late.live_bytes()] == [48, 78, 36, 48, 48, 48]
+    assert late.peak_bytes() == step().peak_bytes() + 12 * MIB
+    assert [one.id for one in late.alive_at(1)] == [0, 1, 2, 3]
+    reserved = []
+    for trace in (step(), late):
+        allocator = CachingAllocator()
+        replay(trace, allocator)
+        reserved.append(allocator.peak_bytes // MIB)
+    assert reserved == [12 + 30 + 24, 12 + 30 + 24 + 30]
 
 
 def process(trace, capability, share=1.0):

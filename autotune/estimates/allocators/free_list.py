@@ -104,20 +104,26 @@ def replay(trace: Trace, allocator: _Allocator[B]) -> None:
     lasting = {one.id: allocator.allocate(one.num_bytes) for one in before if one.kind != "optimizer_state"}
     optimizer = next((span.start for span in trace.spans if span.phase == Phase.OPTIMIZER), trace.num_moments)
     events = list(_events(trace))
+    blocks: dict[int, B] = {}
+
+    def make_state() -> None:
+        lasting.update({state.id: allocator.allocate(state.num_bytes) for state in late})
+        late.clear()
+
     for _ in range(_STEPS):
-        blocks: dict[int, B] = {}
         for moment, one, is_birth in events:
-            if late and moment >= optimizer:
-                lasting.update({state.id: allocator.allocate(state.num_bytes) for state in late})
-                late = []
+            if moment >= optimizer:
+                make_state()
             if is_birth:
                 blocks[one.id] = allocator.allocate(one.num_bytes)
             elif one.id in blocks:
                 allocator.free(blocks.pop(one.id))
             elif one.id in lasting:
                 allocator.free(lasting.pop(one.id))
-        for left in blocks.values():  # what outlives its step gives way to the next one's
-            allocator.free(left)
+        make_state()
+        for one in trace.allocations:  # what outlives its step gives way to the next one's
+            if one.died is None and one.id in blocks:
+                allocator.free(blocks.pop(one.id))
 
 
 def _events(trace: Trace) -> Iterator[tuple[int, Allocation, bool]]:

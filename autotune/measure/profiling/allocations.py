@@ -40,7 +40,8 @@ class Allocation:
     born: int
     """The moment from which it is alive; 0 for what was there before."""
     died: int | None
-    """The moment from which it is gone; None where it outlives the step."""
+    """The moment from which it is gone; None where it outlives the step. A moment before its birth is the next step's,
+    and up to then the last step's is there."""
     module: str
     """Qualified name of the module whose forward or backward made it, or that owns the parameter; or OUTSIDE."""
     phase: Phase
@@ -54,6 +55,8 @@ class Allocation:
 
     def is_alive_at(self, moment: int) -> bool:
         """Whether its bytes are taken at this moment."""
+        if self.died is not None and self.died < self.born:
+            return moment < self.died or moment >= self.born
         return self.born <= moment and (self.died is None or moment < self.died)
 
 
@@ -84,6 +87,7 @@ class Trace:
             changes[one.born] += one.num_bytes
             if one.died is not None:
                 changes[one.died] -= one.num_bytes
+                changes[0] += one.num_bytes if one.died < one.born else 0
         return list(accumulate(changes))
 
     def peak_moment(self) -> int:
