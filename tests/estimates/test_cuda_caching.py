@@ -10,7 +10,7 @@ import pytest
 from autotune.estimates.allocators.cuda_caching import CachingAllocator, Full, process_interval
 from autotune.estimates.allocators.free_list import replay
 from autotune.estimates.types import EstimateOptions, Interval
-from autotune.measure.profiling.allocations import Allocation, Span, Trace
+from autotune.measure.profiling.allocations import Allocation, Phase, Span, Trace
 from autotune.units import MIB
 
 CONTEXT, LEAST_CONTEXT, MOST_CONTEXT = 512 * MIB, 300 * MIB, 768 * MIB
@@ -188,6 +188,20 @@ def test_what_kernels_take_is_reserved_but_for_the_lower_end():
     found = process(step(taken), (8, 0))
     assert found.value == CONTEXT + (20 + 12 + 30 + 40 + 40) * MIB
     assert found.low == LEAST_CONTEXT + 20 * MIB + RESERVED
+
+
+def test_a_workspace_in_forward_may_save_a_segment_so_that_the_upper_end_does_without():
+    """24 MiB of workspace leave a segment for two activations of 12, which is whole again for backward's 24. Without,
+    each activation has one of its own, and backward's workspace a third."""
+    made = [
+        Allocation(0, 24 * MIB, 1, 2, "a", Phase.FORWARD, "temporary", is_scratch=True),
+        Allocation(1, 12 * MIB, 3, 5, "a", Phase.FORWARD, "activation"),
+        Allocation(2, 12 * MIB, 4, 6, "a", Phase.FORWARD, "activation"),
+        Allocation(3, 24 * MIB, 7, 8, "a", Phase.BACKWARD, "temporary", is_scratch=True),
+    ]
+    found = process(Trace(tuple(made), (Span(Phase.FORWARD, 0), Span(Phase.BACKWARD, 5)), 9), (9, 0))
+    assert found.value == CONTEXT + (64 + 24) * MIB
+    assert found.high == MOST_CONTEXT + (64 + 12 + 12 + 24) * MIB
 
 
 def test_what_is_reserved_is_in_proportion_to_the_tensors_peak():

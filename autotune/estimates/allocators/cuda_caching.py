@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from ...measure.profiling.allocations import Allocation, Trace
+from ...measure.profiling.allocations import Phase, Trace
 from ...units import MIB
 from ..types import EstimateOptions, Interval
 from .free_list import Block, FreeBlocks, replay, round_up
@@ -130,15 +130,15 @@ def process_interval(trace: Trace, tensors: Interval, options: EstimateOptions, 
 
     Returns:
         At the lower end no kernel takes anything for itself, and a card that is not known is one that gives cuBLAS
-        less. An end is within the limit where the step runs there, if need be by giving cached segments back; else it
-        is what would be charged on a larger device. Where a convolution gets no memory for one kernel, it takes another
-        (aten/src/ATen/native/cudnn/Conv_v8.cpp, try_configs): what it may take alone does not lift the upper end over
-        the limit.
+        less. At the upper end kernels take what they are known to, or nothing in forward, whichever comes to more:
+        activations go into segments that a workspace leaves, and which kernels libraries choose is not told. An end is
+        within the limit where the step runs there, if need be by giving cached segments back; else it is what would be
+        charged on a larger device. Where a convolution gets no memory for one kernel, it takes another (aten/src/ATen/
+        native/cudnn/Conv_v8.cpp, try_configs): what it may take alone does not lift the upper end over the limit.
     """
     capability, context = options.capability, options.context
     limit_bytes = options.limit_bytes if options.calibration is None else None  # it is of what is charged without
     peak_bytes = trace.peak_bytes()
-    bare = replace(trace, allocations=tuple(_without_scratch(one) for one in trace.allocations))
 
     def charged(replays: _Replays, tensors_bytes: int, context_bytes: int) -> int:
         share = tensors_bytes / peak_bytes
@@ -146,9 +146,11 @@ def process_interval(trace: Trace, tensors: Interval, options: EstimateOptions, 
         return context_bytes + round(replays.reserved_bytes(room) * share)
 
     whole = _Replays(trace, _cublas_bytes(capability or _MOST))
-    least = _Replays(bare, _cublas_bytes(capability or _LEAST))
+    has_scratch = any(one.is_scratch for one in trace.allocations)
+    lean = _Replays(_bare(trace, Phase.FORWARD), _cublas_bytes(capability or _MOST)) if has_scratch else whole
+    least = _Replays(_bare(trace, *Phase), _cublas_bytes(capability or _LEAST))
     value = charged(whole, tensors.value, context.value)
-    high = max(value, charged(whole, tensors.high, context.high))
+    high = max(value, *(charged(one, tensors.high, context.high) for one in (whole, lean)))
     most = high + possible_bytes
     return Interval(
         low=min(value, charged(least, tensors.low, context.low)),
@@ -188,5 +190,9 @@ def _cublas_bytes(capability: tuple[int, int]) -> int:
     return _CUBLAS_NEWER if capability[0] in _NEWER else _CUBLAS
 
 
-def _without_scratch(one: Allocation) -> Allocation:
-    return replace(one, num_bytes=0) if one.is_scratch else one
+def _bare(trace: Trace, *phases: Phase) -> Trace:
+    """A step whose kernels take nothing for themselves in some of its phases."""
+    allocations = (
+        replace(one, num_bytes=0) if one.is_scratch and one.phase in phases else one for one in trace.allocations
+    )
+    return replace(trace, allocations=tuple(allocations))
