@@ -205,6 +205,28 @@ def test_lightnings_own_bf16_keeps_no_casts_which_is_said(tmp_path, capsys):
     assert "casts weights at each use" in capsys.readouterr().err
 
 
+class Gradients(Job):
+    """Notes how many gradients there are as each forward begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_gradients: list[int] = []
+
+    def training_step(self, batch, batch_idx):
+        self.num_gradients.append(sum(one.grad is not None for one in self.parameters()))
+        return super().training_step(batch, batch_idx)
+
+
+def test_the_last_steps_gradients_are_not_beside_forwards_activations(tmp_path):
+    """A trial clears them as its step ends, and its peak is the job's limit. What is accumulated stays."""
+    whole, split = Gradients(), Gradients()
+    fitted(of(), tmp_path, whole)
+    assert whole.num_gradients == [0] * 2
+    fitted(of(batch=Batch(micro=4, accumulate=2)), tmp_path, split)
+    num_all = len([*split.parameters()])
+    assert split.num_gradients == [0, num_all] * 2
+
+
 def test_gradients_are_clipped_before_an_optimizer_that_was_built_fused(tmp_path):
     """Which Lightning's own plugin refuses; of one that a plan made fused it does not know."""
     plan, stock = of(precision=Precision(kind="bf16")), MixedPrecision("bf16-mixed", "cpu")

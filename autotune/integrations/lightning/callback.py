@@ -55,6 +55,8 @@ class PlanCallback(Callback):
         """The training loader as the job built it; None until then."""
         self._loader: Any = None
         """A changed one that was asked for to look at its samples, and is handed out next."""
+        self._num_steps = 0
+        """Optimizer steps whose gradients are cleared."""
         self._notes: list[str] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -101,6 +103,14 @@ class PlanCallback(Callback):
         if changed.state:
             changed.load_state_dict(changed.state_dict())  # a fused one's step counts lie on the device
         tell(self.plan, "Lightning", self._notes)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Clear the last step's gradients before forward, as trials do: Lightning has them beside all that forward
+        keeps for backward, and clears them between the two."""
+        if trainer.global_step != self._num_steps:
+            self._num_steps = trainer.global_step
+            for optimizer in trainer.optimizers:
+                optimizer.zero_grad()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """A model that is compiled and never called is not applied: told before the first step."""
