@@ -300,6 +300,15 @@ def test_a_log_of_summed_exponentials_holds_them_all(target: str):
     assert taken[-4:] == [largest, largest, 64 * largest, found]
 
 
+def test_an_lstm_keeps_gates_and_cells_of_each_step_on_a_card():
+    """37 sequences of 32 steps, 64 states of each: four gates and the cell."""
+
+    def run() -> None:
+        torch.nn.LSTM(24, 64)(torch.empty(32, 37, 24))
+
+    assert ("aten.mkldnn_rnn_layer.default", 5 * 32 * 37 * 64 * 4) in made_by("cuda", run)
+
+
 def test_what_follows_from_positions_is_known():
     """As transformers asks whether a batch is of several sequences, which it does not over fake tensors."""
     from transformers.utils import import_utils

@@ -24,7 +24,7 @@ from .cuda_ops import attention_choice, cuda_ops
 from .grad_accumulation import ADD, SCATTERS, Accumulation
 from .known_values import dispatch, known_values
 from .meta_fixes import correction_of
-from .recurrent import RECURRENT_LAYER, workspace_bytes
+from .recurrent import RECURRENT_LAYER, reserve_bytes, workspace_bytes
 
 Target = Literal["cpu", "cuda"]
 """The device that is planned for."""
@@ -167,9 +167,10 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if correct is not None:
             with self._fakes:
                 return correct(results, *args, **kwargs)
-        if func is RECURRENT_LAYER and self._target == "cpu" and args[-1]:  # in training
+        if func is RECURRENT_LAYER and args[-1]:  # in training
+            kept_bytes = (workspace_bytes if self._target == "cpu" else reserve_bytes)(args)
             with self._fakes:
-                return (*results[:-1], torch.empty(workspace_bytes(args), dtype=torch.uint8))
+                return (*results[:-1], torch.empty(kept_bytes, dtype=torch.uint8))
         return results
 
     def _kernel(self, func: Any, like: FakeTensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What oneDNN keeps of a recurrent layer for backward; torch's fake implementation leaves it out."""
+"""What oneDNN and cuDNN keep of a recurrent layer for backward; torch's fake implementation leaves it out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ...internals.fake_tensors import unset_fake_temporarily
 
 RECURRENT_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 """One direction of an LSTM; its last result is the workspace."""
+_CUDNN_KEEPS = 5
+"""Numbers for each state of a step that an LSTM's backward needs: four gates and the cell."""
 _BATCHES, _LENGTHS = (16, 48), (16, 32)
 """Batches and lengths of sequences that are run for real: a workspace is affine in either."""
 _NUM_TENSORS = 7
@@ -32,6 +34,16 @@ def workspace_bytes(args: tuple[Any, ...]) -> int:
         for steps in _LENGTHS
     )
     return round(_extended(length, _LENGTHS, [short, long]))
+
+
+def reserve_bytes(args: tuple[Any, ...]) -> int:
+    """Bytes that cuDNN keeps of a layer's call for backward: as many as it needs, in its input's precision.
+
+    Args:
+        args: its arguments, of fake or real tensors.
+    """
+    x, cell = args[0], args[_NUM_TENSORS - 1]
+    return int(_CUDNN_KEEPS * x.size(0) * x.size(1) * cell.size(-1) * x.element_size())
 
 
 def _extended(at: int, places: tuple[int, int], values: Sequence[float]) -> float:
