@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _OWN = "torchvision::"
 
@@ -27,14 +27,48 @@ def torchvision_model(name: str) -> nn.Module:
 
 
 def timm_model(name: str, fuses_attention: bool = True) -> nn.Module:
-    """By timm's own name. Versions before 0.9 fused no attention."""
+    """By timm's own name. Versions before 0.9 fused no attention. TResNets had InPlaceABN's norms then."""
     import_torchvision()
     import timm
     import timm.layers
 
     timm.layers.set_fused_attn(fuses_attention)
     model: nn.Module = timm.create_model(name)
+    if name.startswith("tresnet"):
+        for module in [one for one in model.modules() if isinstance(one, timm.layers.ConvNormAct)]:
+            module.bn = _InPlaceNorm(module.bn)
     return model
+
+
+class _InPlaceNorm(nn.Module):
+    """A norm and its activation in place of what they are put on."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _InPlace.apply(x, self.norm.weight, self.norm.bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _InPlace(torch.autograd.Function):
+    """As large as what InPlaceABN reads and writes: values do not matter.
+
+    Source: mapillary/inplace_abn, inplace_abn/functions.py and src/inplace_abn_cuda.cu, backward_reduce_template.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        x.mul_(1)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x, weight, torch.empty_like(weight))
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, weight, _variance = ctx.saved_tensors
+        _normalized, grad = torch.empty_like(y), torch.empty_like(y)
+        return grad, torch.empty_like(weight), torch.empty_like(weight)
 
 
 @functools.cache
