@@ -34,15 +34,17 @@ def _sources() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel, built from a copy of the checkout by setuptools itself."""
+    """The wheel, built by setuptools itself from the files that an image is built of."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "checkout"
     copy.mkdir()
-    for name in ("autotune", "workers", "search_spaces"):
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        path = ROOT / line.removeprefix("!")
+        if line.startswith("!") and path.is_dir():
+            shutil.copytree(path, copy / path.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        elif line.startswith("!"):
+            shutil.copy(path, copy)
     code = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
     done = run("-c", code, cwd=copy)
     assert done.returncode == 0, done.stderr

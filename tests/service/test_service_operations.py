@@ -1,4 +1,4 @@
-"""What keeps a service: logs for machines, limits for each token, and the examples in deploy/."""
+"""What keeps a service: logs for machines, and limits for each token."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import uvicorn
-import yaml
 from command_line import environment
 
 from autotune.commands.service.serve import log_to_stderr
@@ -26,8 +24,6 @@ from autotune.service.store.tokens import expiry_s
 from autotune.service.supervisor import RunnerOptions
 from autotune.service.web import limits
 from autotune.service.web.limits import BoundedProtocol
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 def test_a_token_may_ask_so_often(monkeypatch):
@@ -204,19 +200,3 @@ def test_a_token_expires_after_a_time(text, seconds):
 def test_a_token_expires_after_no_other_time(text):
     with pytest.raises(Problem, match="30d, 12h or never was expected"):
         expiry_s(text)
-
-
-def test_the_examples_can_be_read():
-    """The pod has longer to end than its driver, and the service's options are those that there are."""
-    cluster = yaml.safe_load((DEPLOY / "kuberay.yaml").read_text())
-    pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] > 60
-    arguments = next(each for each in pod["containers"] if each["name"] == "autotune")["args"]
-    entry = next(line for line in (DEPLOY / "Containerfile").read_text().splitlines() if line.startswith("ENTRYPOINT"))
-    said = {*arguments, *json.loads(entry.removeprefix("ENTRYPOINT "))}
-    slurm = (DEPLOY / "slurm.sh").read_text()
-    assert subprocess.run(["bash", "-n", DEPLOY / "slurm.sh"]).returncode == 0
-    said |= {word for word in slurm.partition("autotune serve --host")[2].split() if word.startswith("--")}
-    helped = subprocess.run([sys.executable, "-m", "autotune", "serve", "--help"], capture_output=True, text=True)
-    for option in (each for each in said if each.startswith("--")):
-        assert option in helped.stdout, option
