@@ -120,7 +120,7 @@ def entry(tmp_path: Path) -> list[str]:
     return [word.replace(HOME, str(volume)) for word in json.loads(words.removeprefix("ENTRYPOINT "))]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_container_and_its_tokens_have_one_state(tmp_path, commands, entry):
     """`docker run IMAGE token create` before it, `docker exec … token create` beside it, from the working folder."""
     first = subprocess.run([*entry, *TOKEN, "--name", "bob"], env=commands, capture_output=True, text=True)
