@@ -236,6 +236,8 @@ def test_a_head_and_a_worker_run_a_search_and_end_in_order(tmp_path, commands):
         command = [*pod["command"], *pod["args"]]
         with running(command, tmp_path, {**commands, **auth, **works}, node) as other:
             wait_for(node)
+            while "Ray runtime started" not in other.log.read_text():  # it answers before the cluster knows of it
+                time.sleep(0.1)
             search_id = submitted(service, tmp_path / "job")
             assert service.end() == 0, service.log.read_text()
             other.end()
