@@ -35,6 +35,8 @@ while done < args.steps:
         done += accelerator.sync_gradients
         if done == args.steps:
             break
-accelerator.end_training()  # else torch's threads of the group may outlive it, and abort the process as it ends
+del model
+accelerator.free_memory()  # which holds the model, too, and so the group
+accelerator.end_training()  # else torch's threads of the group may outlive Python, and abort the process as it ends
 if accelerator.is_main_process:
     print("trained in", accelerator.num_processes, "with foreach", optimizer.param_groups[0]["foreach"])
