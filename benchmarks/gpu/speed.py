@@ -78,7 +78,7 @@ def _maps(pid: int) -> str:
 def _speed(place: Place) -> Found:
     """Tasks whose step takes the card a known time: trials beside plain loops."""
     figures: dict[str, dict[str, float]] = {}
-    seconds = 0.5 if place.is_quick else 6.0
+    seconds = 0.5 if place.is_quick else 2.0
     with place.process(plain_loop) as loop:
         for name, way in ways(place.is_quick):
             settings = _LOADING[way]
