@@ -119,7 +119,7 @@ class Page:
     def _note(self, event: dict[str, Any]) -> None:
         params = event.get("params", {})
         if event.get("method") == "Runtime.exceptionThrown":
-            self.complaints.append(json.dumps(params)[:500])
+            self.complaints.append(json.dumps(params)[:2500])
         if event.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 

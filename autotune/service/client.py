@@ -88,12 +88,18 @@ class Client:
         found: dict[str, Any] = _json(self._ask("POST", "/v1/searches", json=spec, headers=headers))
         return found
 
-    def searches(self, state: str | None = None) -> Iterator[dict[str, Any]]:
-        """All searches, the newest first."""
-        params: dict[str, Any] = {"limit": 500} | ({"state": state} if state else {})
+    def searches(self, **like: Any) -> Iterator[dict[str, Any]]:
+        """All searches, the newest first; or those of a ``state``, or of several, of an ``owner``, with a part of their
+        ``name``."""
+        params: dict[str, Any] = {"limit": 500} | {name: value for name, value in like.items() if value}
         while rows := _json(self._ask("GET", "/v1/searches", params=params)):
             yield from rows
             params["before"] = rows[-1]["number"]
+
+    def queue(self) -> dict[str, int]:
+        """Places in the server's queue, from 1, by the ids of the searches that wait."""
+        found: dict[str, int] = _json(self._ask("GET", "/v1/queue"))
+        return found
 
     def search(self, search_id: str, *, wait_s: float = 0.0) -> dict[str, Any]:
         """One search; with ``wait_s``, as soon as it ends, or after so many seconds."""

@@ -53,6 +53,10 @@ class Runner:
         """Searches that are worked on here."""
         return len(self._held)
 
+    def queue(self) -> list[tuple[str, str]]:
+        """Ids and owners of the searches that wait here, the next first."""
+        return self._leases.queue()
+
     def close(self) -> None:
         """End the drivers, keeping what they measured, and give their searches back."""
         self._stop.set()

@@ -127,7 +127,8 @@ class Supervisor:
                 self._give_back(f"its driver could not be started: {reason.strerror}.", is_failure=True)
             return
         try:
-            self._leases.begin(lease, driver.id.pid, driver.id.start)
+            self._summary.begin(time.time())
+            self._leases.begin(lease, driver.id.pid, driver.id.start, self._summary.as_json())
             _LOG.info("search %s: driver %s started", lease.search_id, driver.id.pid)
             self._follow(driver)
         except Stale:
@@ -243,7 +244,8 @@ class Supervisor:
             self._give_back(f"its driver was lost ({how}).", is_failure=True)
 
     def _finish(self, state: State, message: str, found: Documents | None = None) -> None:
-        self._retried(lambda: self._leases.finish(self._lease, state, message, found))
+        summary = None if found is None else {**self._summary.as_json(), "result": found.result}
+        self._retried(lambda: self._leases.finish(self._lease, state, message, found, summary))
 
     def _give_back(self, message: str, *, is_failure: bool) -> None:
         """A disk that is full is nobody's failure: nothing is begun before there is room."""

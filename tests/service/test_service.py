@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
@@ -48,6 +49,32 @@ def test_an_exit_code_becomes_the_state_with_its_words(client, code, state):
     assert (search["state"], search["message"]) == (state, "model.py: it is at fault")
     answer = client.get(f"/v1/searches/{search['id']}/plan")
     assert (answer.status_code, answer.headers["content-type"]) == (409, "application/problem+json")
+
+
+def test_the_list_is_filtered_and_what_waits_has_a_place(client):
+    """By states, owner and a part of the name, whose wildcards are letters; places count from 1."""
+    held = [submit(client, trials=1000, seconds=0.05) for _ in range(2)]
+    for search_id in held:
+        until(client, search_id, "RUNNING")
+    job = spec(client, trials=1)
+    waits = [client.post("/v1/searches", json={**job, "name": name}).json() for name in ("100% A_b", "other")]
+
+    def listed(**like):
+        return [each["id"] for each in client.get("/v1/searches", params=like).json()]
+
+    first, second = (each["id"] for each in waits)
+    assert client.get("/v1/queue").json() == {first: 1, second: 2}
+    assert listed(state=["QUEUED"]) == [second, first]
+    assert listed(state=["QUEUED", "RUNNING"]) == [second, first, *reversed(held)]
+    assert listed(name="% a_B") == [first]
+    assert listed(name="a%b") == listed(owner="nobody") == []
+    assert first in listed(owner=waits[0]["owner"])
+    assert client.get("/v1/searches", params={"state": "GONE"}).status_code == 422
+    answer = client.get(f"/v1/searches/{first}/archive")
+    assert hashlib.sha256(answer.content).hexdigest() == job["archive"]
+    for search_id in (*held, first, second):
+        client.post(f"/v1/searches/{search_id}/cancel", json={"mode": "now"})
+        until(client, search_id, *ENDS)
 
 
 def test_what_is_old_is_forgotten_with_its_files(client):

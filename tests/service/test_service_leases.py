@@ -208,16 +208,20 @@ def test_the_highest_priority_is_next_then_the_oldest(tmp_path):
 
 
 def test_owners_take_turns_within_a_priority(database):
-    """Flo has queued four before two of Gus, and one of Eve is more urgent: Eve, then Flo and Gus in turn."""
+    """Flo has queued four before two of Gus, and one of Eve is more urgent: Eve, then Flo and Gus in turn. The queue
+    says so before."""
     searches = Searches(database)
     names = {searches.submit(SPEC, owner, None)[0].id: owner for owner in ("flo",) * 4 + ("gus",) * 2 + ("eve",)}
     searches.set_priority([*names][-1], 90)
     leases, order = Leases(database, "home", 30.0), []
+    queue = leases.queue()
+    assert [names[each] for each, _ in queue] == [owner for _, owner in queue]
     while lease := leases.claim():
         order.append(names[lease.search_id])
         leases.begin(lease, 1, 1)
         leases.finish(lease, State.ERROR, "")
-    assert order == ["eve", "flo", "gus", "flo", "gus", "flo", "flo"]
+    assert order == ["eve", "flo", "gus", "flo", "gus", "flo", "flo"] == [owner for _, owner in queue]
+    assert leases.queue() == []
 
 
 def test_a_search_goes_on_where_its_files_are(tmp_path):

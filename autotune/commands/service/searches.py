@@ -45,11 +45,13 @@ def submit(client: Client, spec: dict[str, Any], folder: Path | None, wait: bool
 
 
 def status(client: Client, search_id: str | None, json: bool) -> None:
-    """Print one search, or all of them."""
+    """Print one search, or all of them, each that waits with its place in the queue."""
+    found = [*client.searches()] if search_id is None else [client.search(search_id)]
+    places = client.queue() if any(search["state"] == "QUEUED" for search in found) else {}
+    found = [{**search, "place": places.get(search["id"])} for search in found]
     if search_id is not None:
-        show(client.search(search_id), json)
+        show(found[0], json)
         return
-    found = [*client.searches()]
     if not found and not json:
         tell("Nothing was submitted yet: autotune submit model.py --budget 8GiB")
     print_searches(found, json)
@@ -100,15 +102,28 @@ def show(search: dict[str, Any], json: bool) -> None:
 
 
 def row(search: Mapping[str, Any]) -> str:
-    """A search on one line."""
-    summary = search["summary"]
-    done = f"{summary['num_ended']}/{summary['num_trials']} trials" if "num_trials" in summary else ""
-    best = summary.get("best", {}).get("words", "")
+    """A search on one line: what its plan comes to, or how far it is and the best trial so far."""
     age = format_duration((search["ended_at"] or time.time()) - search["created_at"])
+    budget = search["spec"]["budget"]
+    place = f"no. {search['place']} in the queue" if search.get("place") else ""
     again = "" if search["retry_at"] is None else f"tried again at {_clock(search['retry_at'])}"
-    said = (search["message"], again)
-    parts = (search["id"], f"{search['state']:12}", f"{age:>14}", search["name"], done, best, *said)
+    parts = [search["id"], f"{search['state']:12}", f"{age:>14}", search["name"], f"of {search['owner']}"]
+    parts += [f"within {budget}" if budget else "", place, *found(search), search["message"], again]
     return "  ".join(part for part in parts if part)
+
+
+def found(search: Mapping[str, Any]) -> Sequence[str]:
+    """What a search has found: its plan's gain and peak; where it has none, the best of its trials as such, and while
+    it runs how far it is."""
+    summary = search["summary"]
+    if result := summary.get("result"):
+        return (result["words"],)
+    phase = summary.get("phase", "") if search["state"] in ("RUNNING", "CANCELLING") else ""
+    words = summary.get("phases", {}).get(phase, {}).get("words", "")
+    trials = f"{summary['num_ended']} of {summary['num_trials']} trials" if "num_trials" in summary else ""
+    best = summary.get("best", {}).get("words", "")
+    now = f"{phase}: {words}" if words else phase
+    return (now if phase and phase != "trials" else trials, f"best trial {best}" if best else "")
 
 
 def _line(event: dict[str, Any]) -> str:

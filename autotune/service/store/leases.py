@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ PAUSES_S = (10.0, 60.0)
 """Before the second and the third try of a search whose driver failed, seconds: a node or a disk may be back by then.
 One more failure in a row, without a trial between them, is its end."""
 _DAY_S = 86400.0
+_LATER = 1e12
+"""Seconds since 1970, after all that has happened."""
 _KEPT = ("measured", "out_of_memory")
 """What the job as it stands came to: with anything else the search ended, and a resumed one measures it again."""
 
@@ -98,6 +101,31 @@ class Leases:
             row = connection.execute(select(SEARCHES).where(held_by(search_id, token))).one()
         return _lease(row)
 
+    def queue(self) -> list[tuple[str, str]]:
+        """Ids and owners of the searches that wait here, in the order in which they begin as things stand: as
+        :meth:`claim` would take them if none ended meanwhile."""
+        turns = _turns()
+        told = (SEARCHES.c.id, SEARCHES.c.owner, SEARCHES.c.cancel_mode, SEARCHES.c.priority, SEARCHES.c.number)
+        joined = SEARCHES.outerjoin(turns, turns.c.owner == SEARCHES.c.owner)
+        query = select(*told, turns.c.num_held, turns.c.last).select_from(joined).where(self._waits)
+        lines: dict[tuple[bool, int], dict[str, deque[tuple[int, str]]]] = {}
+        held: Counter[str] = Counter()
+        last: dict[str, float] = {}
+        with self._database.reading() as connection:
+            for row in connection.execute(query.order_by(SEARCHES.c.number)):
+                line = lines.setdefault((row.cancel_mode is None, -row.priority), {})
+                line.setdefault(row.owner, deque()).append((row.number, row.id))
+                held[row.owner], last[row.owner] = row.num_held or 0, row.last or 0.0
+        found: list[tuple[str, str]] = []
+        for _, line in sorted(lines.items()):
+            while line:
+                owner = min(line, key=lambda name: (held[name], last[name], line[name][0]))
+                found.append((line[owner].popleft()[1], owner))
+                held[owner], last[owner] = held[owner] + 1, _LATER + len(found)
+                if not line[owner]:
+                    del line[owner]
+        return found
+
     def expired(self, *, all_held: bool = False) -> list[Lease]:
         """Leases of searches here that nobody keeps alive; with ``all_held`` every one, for a server that has just
         started and is the only one."""
@@ -125,13 +153,15 @@ class Leases:
         mode: str | None = row.cancel_mode
         return mode
 
-    def begin(self, lease: Lease, pid: int, pid_start: int) -> None:
-        """Note that the driver runs.
+    def begin(self, lease: Lease, pid: int, pid_start: int, summary: Mapping[str, Any] | None = None) -> None:
+        """Note that the driver runs, and what is known of the search as it begins.
 
         Raises:
             Stale: the search is somebody else's.
         """
-        changes = {"pid": pid, "pid_start": pid_start, "message": ""}
+        changes: dict[str, Any] = {"pid": pid, "pid_start": pid_start, "message": ""}
+        if summary is not None:
+            changes["summary"] = json.dumps(summary)
         with self._database.writing() as connection:
             started = update(SEARCHES).where(held_by(lease.search_id, lease.token), SEARCHES.c.started_at.is_(None))
             connection.execute(started.values(started_at=now()))
@@ -180,8 +210,15 @@ class Leases:
                 )
                 connection.execute(again, known)
 
-    def finish(self, lease: Lease, state: State, message: str, found: Documents | None = None) -> None:
-        """Store the search's result.
+    def finish(
+        self,
+        lease: Lease,
+        state: State,
+        message: str,
+        found: Documents | None = None,
+        summary: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Store the search's result, and its summary where there is a new one.
 
         Raises:
             Stale: the search is somebody else's.
@@ -190,6 +227,8 @@ class Leases:
         documents: dict[str, Any] = {}
         if found is not None:
             documents = {"plan": found.plan, "report": found.report, "plan_files": json.dumps(found.files)}
+        if summary is not None:
+            documents["summary"] = json.dumps(summary)
         self._release(lease, state, message, ended_at=now(), **documents)
 
     def give_back(self, lease: Lease, message: str, *, is_failure: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -52,7 +52,8 @@ class Search(BaseModel):
     num_events: int
     has_plan: bool
     summary: dict[str, Any]
-    """Of the trials so far: ``num_trials``, ``num_ended``, ``limit_bytes``, ``reference`` and ``best``."""
+    """Of the trials so far: ``num_trials``, ``num_ended``, ``limit_bytes``, ``reference`` and ``best``; how far each of
+    the ``phases`` is, and in which ``phase`` it is now; of its plan ``result``: gain, interval, peak, and ``words``."""
     spec: SearchSpec
 
 
@@ -167,14 +168,22 @@ class Searches:
         return [(name, kept[name]) for name in tags if kept[name] is not None]
 
     def newest(
-        self, state: State | None = None, before: int | None = None, most: int = 100, owner: str | None = None
+        self, states: Collection[State] = (), before: int | None = None, most: int = 100, **like: str | None
     ) -> list[Shown]:
-        """The newest first, of numbers below ``before``, of all owners or of one."""
+        """The newest first.
+
+        Args:
+            states: those that are meant; none are all.
+            before: only of smaller numbers.
+            most: how many.
+            like: ``owner``, who has submitted them; ``viewer``, who sees no others; ``name``, a part of theirs.
+        """
         which: list[ColumnElement[bool]] = [true()]
-        if owner is not None:
-            which.append(SEARCHES.c.owner == owner)
-        if state is not None:
-            which.append(SEARCHES.c.state == state)
+        which += [SEARCHES.c.owner == owner for key in ("owner", "viewer") if (owner := like.get(key)) is not None]
+        if (name := like.get("name")) is not None:
+            which.append(SEARCHES.c.name.icontains(name, autoescape=True))
+        if states:
+            which.append(SEARCHES.c.state.in_(states))
         if before is not None:
             which.append(SEARCHES.c.number < before)
         with self._database.reading() as connection:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.routing import Route
 
@@ -30,7 +30,8 @@ _MOST_WAIT_S = 60.0
 _LONGEST_KEY = 199
 """Characters: with its owner's name before it, it is to fit into its column."""
 _BINARY = {"type": "string", "format": "binary"}
-_BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": _BINARY}}}}
+_TAR = {"content": {"application/octet-stream": {"schema": _BINARY}}}
+_BODY = {"requestBody": {"required": True, **_TAR}}
 
 SearchId = Annotated[str, Path(pattern="^[0-9a-f]{16}$")]
 Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
@@ -217,15 +218,37 @@ def submit(
 def list_searches(
     request: Request,
     caller: Reader,
-    state: State | None = None,
+    state: Annotated[list[State] | None, Query(max_length=len(State))] = None,
+    owner: Annotated[str | None, Query(max_length=200)] = None,
+    name: Annotated[str | None, Query(max_length=200)] = None,
     before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> Response:
-    """List searches, the newest first; ``before`` is the last ``number`` of the previous page."""
+    """List searches, the newest first, in any of the states, of an owner, with a part of their name; ``before`` is the
+    last ``number`` of the previous page."""
     service = _service(request)
-    owner = caller.name if service.private and caller.role < Role.admin else None
-    found = service.searches.newest(state, before, limit, owner)
+    viewer = caller.name if service.private and caller.role < Role.admin else None
+    found = service.searches.newest(state or (), before, limit, owner=owner, viewer=viewer, name=name)
     return Response(b"[" + b",".join(each.body for each in found) + b"]", media_type="application/json")
+
+
+@ROUTES.get("/queue")
+def get_queue(request: Request, caller: Reader) -> dict[str, int]:
+    """The places in this server's queue by the searches' ids, from 1: in that order they begin as things stand."""
+    service = _service(request)
+    places = enumerate(service.runner.queue(), start=1)
+    return {found: place for place, (found, owner) in places if not service.private or caller.owns(owner)}
+
+
+@ROUTES.get("/searches/{search_id}/archive", responses={200: _TAR})
+def get_archive(request: Request, search_id: Own) -> Response:
+    """The archive that was submitted, for who may change the search."""
+    service = _service(request)
+    sha256 = service.searches.get(search_id).spec.archive
+    path = service.places.archives / str(sha256)
+    if sha256 is None or not path.is_file():
+        raise Problem(404, f"the archive of search {search_id} is not here.")
+    return FileResponse(path, media_type="application/octet-stream", filename=f"job-{search_id}.tar")
 
 
 @ROUTES.get(

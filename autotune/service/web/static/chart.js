@@ -29,11 +29,17 @@ export class Chart {
     this.svg.addEventListener("keydown", (event) => this.step(event));
   }
 
-  draw(rows, limit, best) {
+  draw(rows, limit, best, ended) {
     const chosen = this.points[this.at]?.row.number;
     const measured = rows.filter((row) => row.samples_per_s && row.peak_bytes).sort((a, b) => a.peak_bytes - b.peak_bytes);
     this.svg.replaceChildren();
-    const within = measured.length ? measured.at(-1).peak_bytes : 0;
+    this.svg.toggleAttribute("hidden", !measured.length);  // no axes without anything on them
+    if (!measured.length) {
+      this.points = [];
+      this.words.textContent = ended ? "No trial was measured." : "No trial has been measured yet.";
+      return;
+    }
+    const within = measured.at(-1).peak_bytes;
     const right = 1.08 * Math.max(within, limit && limit < 4 * within ? limit : 0, 1);
     const top = 1.1 * measured.reduce((most, row) => Math.max(most, row.samples_per_s), 1e-9);
     const x = (value) => LEFT + (WIDTH - LEFT - RIGHT) * value / right;
@@ -58,7 +64,7 @@ export class Chart {
     this.svg.setAttribute("aria-label", `Speed against memory: ${names}. Arrow keys go from trial to trial.`);
     this.at = this.points.findIndex((point) => point.row.number === chosen);
     if (this.at >= 0) this.show(this.at);
-    else this.words.textContent = measured.length ? "○ the job as it stands  ● the best" : "No trial has been measured yet.";
+    else this.words.textContent = "○ the job as it stands  ● the best trial";
   }
 
   axes(right, top, x, y) {
