@@ -115,7 +115,7 @@ OWN: dict[str, Own] = {
             _BF16 | _EXACT,
             _BF16 | _BLOCKS | _EXACT,
             _BF16 | {"optimizer": {"kind": "fused"}},
-            _BF16 | {"batch": {"micro": 2, "accumulate": 4, "effective": 8}},
+            _BF16 | {"batch": {"micro": 2, "accumulate": 4}},
         ),
     ),
     "llama": Own(_llama, 4, (_BF16, _BF16 | _BLOCKS)),
@@ -224,7 +224,7 @@ def _told(row: Row, errors: dict[str, list[float]]) -> Iterator[str]:
     device = Device(type="cuda", name=row["device"], memory_bytes=0, capability=tuple(row["capability"]), bf16=True)
     on_card = on_device(device, has_convolutions(task))
     predictor = Predictor(task, EstimateOptions(settings=settings, reference_batch=row["batch"], **on_card))
-    found = predictor.process(settings.batch.micro or row["batch"], settings)
+    found = predictor.process(settings.batch.micro if settings.batch else row["batch"], settings)
     context = on_card["context"].value
     pairs = {
         "process": (row["process_bytes"], found.value),

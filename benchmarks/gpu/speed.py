@@ -153,7 +153,7 @@ def waits() -> dict[str, list[str]]:
                 training.step(next(batches))
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        inside = [one for one in seen if "synchron" in str(one.message)]
+        inside = [one for one in seen if "called a synchronizing" in str(one.message)]
         found[name] = [f"{'/'.join(Path(one.filename).parts[-3:])}:{one.lineno}" for one in inside]
     return found
 

@@ -6,10 +6,13 @@ import random
 from pathlib import Path
 from typing import Any
 
+from autotune.estimates.cards import on_device
+from autotune.units import MIB
+
 from .check import Check, Found, Skipped
 from .place import Place, handle
 
-_FALLBACKS_MIB, _LEAST_MIB, _MOST_MIB = 32, 300, 512
+_FALLBACKS_MIB = 32
 _NUM_TRACES, _NUM_BLOCKS = 5, 400
 
 
@@ -80,19 +83,29 @@ def _asked(ask: Any) -> Any:
 
 def _context(place: Place) -> Found:
     """What a process is charged beside its tensors, by NVML's list of processes and by both ways without it."""
-    stages: dict[str, dict[str, int | None]] = place.alone(contexts)
+    stages: dict[str, dict[str, int | None]] = place.alone(contexts, all_bytes=_all_bytes())
     shown = [row["shown"] for row in stages.values()]
     last = stages["after a step"]
     if shown[-1] is None:
         raise Skipped("NVML does not show this process's memory, so that nothing can be compared")
     apart = max(abs((last[way] or 0) - shown[-1]) for way in ("used", "free"))
     told = ", ".join(f"{name} {row['shown']} MiB" for name, row in stages.items())
-    is_within = apart <= _FALLBACKS_MIB and _LEAST_MIB <= shown[-1] <= _MOST_MIB
+    known = on_device(place.facts(place.language).device, has_convolutions=True)["context"]
+    is_within = apart <= _FALLBACKS_MIB and known.low <= shown[-1] * MIB <= known.high
+    told += f"; planned for: {known.low // MIB} to {known.high // MIB} MiB"
     return Found(f"{told}; the ways without NVML's list are off by {apart} MiB at most", is_within, stages)
 
 
-def contexts() -> dict[str, dict[str, int | None]]:
-    """MiB of this process's context as it grows, by each way to read it."""
+def _all_bytes() -> int:
+    """The card's memory by NVML, with what its driver keeps."""
+    import pynvml
+
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle()).total)
+
+
+def contexts(all_bytes: int) -> dict[str, dict[str, int | None]]:
+    """MiB of this process's context as it grows, by each way to read it; NVML counts what the card's driver keeps among
+    all bytes, too."""
     import torch
 
     from autotune.device_memory import context
@@ -104,11 +117,11 @@ def contexts() -> dict[str, dict[str, int | None]]:
         torch.cuda.synchronize()
         reserved = torch.cuda.memory_reserved()
         shown, used = context._shown_for_this_process(), context._used_by_all()
-        free, total = torch.cuda.mem_get_info()
+        free, _ = torch.cuda.mem_get_info()
         rows = {
             "shown": None if shown is None else shown - reserved,
             "used": None if used is None or used_before is None else used - used_before - reserved,
-            "free": total - free - reserved - (used_before or 0),
+            "free": all_bytes - free - reserved - (used_before or 0),
         }
         found[stage] = {way: None if value is None else value >> 20 for way, value in rows.items()}
 
@@ -165,7 +178,9 @@ def allocated(num_traces: int, num_blocks: int) -> list[dict[str, list[int]]]:
 CHECKS = (
     Check("surroundings", "names by this package, by CUDA and in a trial agree", _surroundings),
     Check(
-        "context", f"within {_FALLBACKS_MIB} MiB by each way; {_LEAST_MIB} to {_MOST_MIB} MiB after a step", _context
+        "context",
+        f"within {_FALLBACKS_MIB} MiB by each way; after a step, what is planned for on such a card",
+        _context,
     ),
     Check("allocator's rules", "equal bytes reserved, step by step, in five traces", _allocator),
 )

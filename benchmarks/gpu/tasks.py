@@ -246,6 +246,47 @@ def words() -> Task:
 few_words = words()
 
 
+class _Writer(nn.Module):
+    """A GPT of 124 million parameters: twelve blocks of width 768 over 1,024 of 50,257 words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50_257, 768), nn.Embedding(1024, 768)
+        block = partial(nn.TransformerEncoderLayer, 768, 12, 3072, activation="gelu", batch_first=True, norm_first=True)
+        self.blocks = nn.ModuleList(block() for _ in range(12))
+        self.norm, self.head = nn.LayerNorm(768), nn.Linear(768, 50_257, bias=False)
+        self.head.weight = self.words.weight
+        nn.init.normal_(self.words.weight, std=0.02)
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.words(words) + self.places.weight[: words.shape[1]]
+        mask = nn.Transformer.generate_square_subsequent_mask(words.shape[1], device=words.device, dtype=hidden.dtype)
+        for block in self.blocks:
+            hidden = block(hidden, src_mask=mask, is_causal=True)
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
+
+
+class _Counting(Dataset[Tensor]):
+    """1,024 words that follow one another."""
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (torch.arange(1024) * (1 + index % 7) + index) % 50_257
+
+
+writer = Task(
+    build_model=_Writer,
+    build_dataset=_Counting,
+    compute_loss=_next_word,
+    build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4),
+    batch_size=32,
+    precision="bf16",
+)
+
+
 class _Convolutions(nn.Module):
     """Without BatchNorm, so that a split batch has the whole one's gradient."""
 

@@ -18,7 +18,7 @@ from autotune.workers import Estimated, Measured, Outcome, PredictRequest
 from autotune.workers.trial.environment import own_thread_variables
 
 from .check import Check, Found, Skipped, off
-from .place import Place, measurement, name_of
+from .place import ROOT, Place, measurement, name_of, task
 
 _PREDICTED_BAR, _ABOVE_BAR = 0.05, 1 / 20
 _CLAIM_BAR = 0.05
@@ -107,7 +107,7 @@ def _compiled(outcome: Outcome, true: Measurement) -> dict[str, Any]:
 def _search(place: Place) -> Found:
     """A search within 80 % of what the reference reserves, its plan verified, and the job that applies it."""
     path, storage = place.folder / "found.yaml", f"sqlite:///{place.folder}/studies.db"
-    source = place.language
+    source = place.language if place.is_quick else task("writer")
     began_s = time.monotonic()
     anew = place.request(source).model_copy(update={"fresh": place.is_quick})
     peak = measurement(place.executor.ask(anew)).peak
@@ -117,18 +117,20 @@ def _search(place: Place) -> Found:
     asked = ["--device", "cuda", "--executor", "local", "--storage", storage]
     words = ["search", source, "--budget", str(limit), "-o", str(path), *asked]
     trial_time = "0.3s" if place.is_quick else "3s"
-    most = ["--trials", "12", "--max-time", "150s"]
+    most = ["--trials", "12", "--max-time", "200s"]
     if place.is_quick:
         most = ["--trials", "2", "--space", str(_batches(place)), "--max-time", f"{most_s:.0f}s"]
-    place.command(*words, *most, "--trial-time", trial_time)
+    told = place.command(*words, *most, "--trial-time", trial_time)
     plan = load_plan(path)
     assert plan.measured is not None, "a search wrote it"
-    place.command("verify", str(path), source, "--executor", "local", "--trial-time", trial_time)
+    told += place.command("verify", str(path), source, "--executor", "local", "--trial-time", trial_time)
     job = place.job(source, path, 5 if place.is_quick else 200)
     apart = off(job["samples_per_s"], plan.measured.samples_per_s.value)
     used = plan.measured.peak.process / limit
     words_ = f"the job's speed is {apart:.1%} off its plan's, which takes {used:.0%} of the budget"
-    return Found(words_, apart <= _CLAIM_BAR and used <= 1, {"speed": apart, "used": used})
+    told = told.replace(str(place.folder), "…").replace(str(ROOT), "…")
+    figures = {"speed": apart, "used": used, "plan": plan.settings.model_dump(mode="json", exclude_defaults=True)}
+    return Found(words_, apart <= _CLAIM_BAR and used <= 1, {**figures, "told": told.splitlines()})
 
 
 def _batches(place: Place) -> Path:
