@@ -125,6 +125,7 @@ def test_in_private_nobody_sees_anothers_search(tmp_path):
         until(client, search_id, "SUCCEEDED")
         for who, number in ((ann, 1), (bob, 0), (eve, 1)):
             assert len(client.get("/v1/searches", headers=who).json()) == number
+            assert client.get("/v1/queue", headers=who).json() == {}
             for what in READS:
                 answer, none = (client.get(f"/v1/searches/{each}{what}", headers=who) for each in (search_id, "0" * 16))
                 assert (answer.status_code == 404) == (who is bob or what == "/trials/0/log"), (what, answer.text)

@@ -77,10 +77,9 @@ def test_a_search_begins_with_what_its_plan_comes_to(shown):
         said = " ".join(texts(page, ".fact"))
         for words in ("95 %: 1.90x to 1.98x", "of 8 GiB (94 %)", "9.25 GiB, over the budget"):
             assert words in said
-        assert texts(page, ".phases li > :first-child") == [
-            "reading the task", "trials", "measuring the best again", "what each choice bought"
-        ]  # fmt: skip
-        assert "round 3 of 3" in texts(page, ".phases li > :last-child")
+        trials = "trials: 120 of 120: all trials were measured"
+        over = f"reading the task: done · {trials} · measuring the best again: round 3 of 3"
+        assert texts(page, ".phases-over") == [f"{over} · what each choice bought: round 1"]
         commands, plan = texts(page, ".copied pre")
         assert f"autotune fetch {search_id} -o plan.yaml --server http://127.0.0.1:" in commands
         assert "\nautotune verify plan.yaml train.py:gpt2\n" in commands
@@ -130,6 +129,7 @@ def test_what_ends_a_search_asks_first(shown):
     """Back, which has the focus, and Escape change nothing."""
     with Page(390, 844) as page:
         open_search(page, shown[0], "a ViT that runs")
+        assert texts(page, ".phases li > :first-child") == ["reading the task", "trials"]
         assert texts(page, "[aria-current=step] > :first-child") == ["trials"]
         for answer in ("Back", "Cancel now"):
             page.evaluate(CLICK.format(where="section", words="Cancel now"))

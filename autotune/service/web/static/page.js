@@ -72,8 +72,12 @@ function bar(search) {
 
 const progress = (phase, words) => make("progress", { "aria-label": words, ...(phase.of ? { max: phase.of, value: Math.min(phase.done, phase.of) } : {}) });
 
-// All phases so far, in their order.
+// All phases so far, in their order; once they are over, in a line.
 function phases(search) {
+  if (TERMINAL.includes(search.state)) {
+    const over = Object.entries(search.summary.phases ?? {}).map(([name, phase]) => `${name}: ${phase.words}`);
+    return over.length ? make("p", { class: "quiet small phases-over" }, over.join(" · ")) : null;
+  }
   const { summary } = search, now = ["RUNNING", "CANCELLING"].includes(search.state) ? summary.phase : null;
   const items = Object.entries(summary.phases ?? {}).map(([name, phase]) => make("li", name === now ? { "aria-current": "step" } : {},
     make("span", {}, name), name === now ? progress(phase, name) : make("span", { "aria-hidden": "true" }, "✓"),
@@ -225,7 +229,7 @@ async function showOne(id) {
   const log = make("pre", { tabindex: "0", class: "log" });
   const logs = make("details", { ontoggle: () => logs.open && readLog() }, make("summary", {}, "Log"), log);
   const asked = make("details", {}, make("summary", {}, "Options and archive"));
-  main.replaceChildren(head, report, make("section", {}, make("h3", {}, "Speed against memory"), chart.element),
+  main.replaceChildren(head, make("section", {}, make("h3", {}, "Speed against memory"), chart.element), report,
     make("section", {}, make("h3", {}, "Trials"), make("div", { class: "scroll", tabindex: "0" }, table), more), make("section", {}, asked), make("section", {}, logs));
   const trials = new Map();
   let search = null, shown = ROWS, drawn = false, source = null, open = true, place = null;
