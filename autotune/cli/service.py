@@ -76,6 +76,16 @@ def run(
     keep: Annotated[
         str | None, typer.Option(metavar="TIME", help="Forget what ended so long ago: 30d.", show_default="never")
     ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="AUTOTUNE_WEBHOOK",
+            show_envvar=True,
+            help="POST each search that ends to this address, as JSON.",
+            show_default="none",
+        ),
+    ] = None,
     requests_per_second: Annotated[
         float | None, typer.Option(min=0.1, help="The most that one token may ask.", show_default="no limit")
     ] = None,
@@ -112,6 +122,7 @@ def run(
             tls_certificate,
             tls_key,
             keep,
+            webhook,
             requests_per_second,
             log_format,
         )

@@ -86,7 +86,8 @@ def test_the_searches_of_the_first_schema_are_kept(database):
     (search_id,) = queued(database)
     before = Searches(database).get(search_id)
     with database.writing() as connection:
-        connection.exec_driver_sql("ALTER TABLE searches DROP COLUMN retry_at")
+        for column in ("retry_at", "told_at"):
+            connection.exec_driver_sql(f"ALTER TABLE searches DROP COLUMN {column}")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
     database.close()
     database.migrate()

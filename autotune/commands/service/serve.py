@@ -27,6 +27,7 @@ from ...service.users import find_user
 from ...service.web.app import make_app
 from ...service.web.limits import BoundedProtocol
 from ...service.web.proxy import Network
+from ...service.web.webhook import check_url
 
 LogFormat = Literal["text", "json"]
 DEFAULT_STATE = Path("autotune-service")
@@ -53,6 +54,7 @@ class ServeOptions:
     certificate: Path | None
     key: Path | None
     keep: str | None
+    webhook: str | None
     requests_per_s: float | None
     log_format: LogFormat
 
@@ -75,6 +77,8 @@ def serve(options: ServeOptions) -> None:
     for name in options.pass_env:
         if name not in os.environ:
             raise UserError(f"--pass-env {name}: it is not set here. Set it, or leave the option out.")
+    if options.webhook is not None:
+        check_url(options.webhook)
     user = None if options.run_as is None else find_user(options.run_as)
     if user is not None and (options.searches > 1 or options.executor != "local"):
         raise UserError(
@@ -93,7 +97,13 @@ def serve(options: ServeOptions) -> None:
         options.state.resolve(), options.database, runner, shared=options.shared, private=options.private
     )
     config = uvicorn.Config(
-        make_app(service, keep_s=keep_s, requests_per_s=options.requests_per_s, behind=behind),
+        make_app(
+            service,
+            keep_s=keep_s,
+            requests_per_s=options.requests_per_s,
+            behind=behind,
+            webhook=options.webhook,
+        ),
         host=options.host,
         port=options.port,
         http=BoundedProtocol,

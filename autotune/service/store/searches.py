@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select, true
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, true, update
 from sqlalchemy.exc import IntegrityError
 
 from ..problems import Problem
@@ -188,6 +188,23 @@ class Searches:
             which.append(SEARCHES.c.number < before)
         with self._database.reading() as connection:
             return [shown for _, shown in self._read(connection, and_(*which), most)]
+
+    def untold(self, home: str, within_s: float) -> list[Search]:
+        """Searches of a state folder, or of none, that ended so many seconds ago at most and whose end was told
+        nobody, the oldest first."""
+        here = or_(SEARCHES.c.home.is_(None), SEARCHES.c.home == home)
+        new = and_(
+            SEARCHES.c.ended_at > now() - within_s, func.coalesce(SEARCHES.c.told_at, 0.0) != SEARCHES.c.ended_at
+        )
+        query = select(*_SHOWN).where(SEARCHES.c.state.in_(TERMINAL), here, new).order_by(SEARCHES.c.ended_at)
+        with self._database.reading() as connection:
+            return [_view(row) for row in connection.execute(query.limit(100))]
+
+    def told(self, search_id: str, ended_at: float) -> None:
+        """Note that a search's end was told."""
+        which = and_(SEARCHES.c.id == search_id, SEARCHES.c.ended_at == ended_at)
+        with self._database.writing() as connection:
+            connection.execute(update(SEARCHES).where(which).values(told_at=ended_at))
 
     def counts(self) -> dict[str, int]:
         """How many there are in each state."""

@@ -33,6 +33,7 @@ SEARCHES = Table(
     Column("created_at", Float, nullable=False),
     Column("started_at", Float),
     Column("ended_at", Float),
+    Column("told_at", Float),
     Column("idempotency_key", String(300), unique=True),
     Column("request_sha256", String(64)),
     Column("cancel_mode", String(8)),

@@ -25,6 +25,7 @@ from .observe import Metrics, Observe
 from .page import PAGE
 from .proxy import BehindProxy, Network
 from .routes import ROUTES, STATUS
+from .webhook import Webhook
 
 _MOST_BODY_BYTES = 2**20
 _SWEEP_S = 3600.0
@@ -36,6 +37,7 @@ def make_app(
     keep_s: float | None = None,
     requests_per_s: float | None = None,
     behind: Network | None = None,
+    webhook: str | None = None,
 ) -> FastAPI:
     """The application; searches run as long as it does.
 
@@ -44,15 +46,19 @@ def make_app(
         keep_s: searches that ended so many seconds ago are forgotten; None keeps all.
         requests_per_s: the most that one token may ask; None sets no limit.
         behind: the proxy whose word on who asks, by which name and scheme, is taken.
+        webhook: the address that is told of each search that ends.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.runner.start()
-        sweeping = None if keep_s is None else asyncio.create_task(_sweep(service, keep_s))
+        works = [] if keep_s is None else [_sweep(service, keep_s)]
+        works += [] if webhook is None else [Webhook(service, webhook).run()]
+        tasks = [asyncio.create_task(work) for work in works]
         yield
-        if sweeping is not None:
-            sweeping.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         service.close()
 
     app = FastAPI(
