@@ -190,7 +190,8 @@ def _home(state: Path) -> str:
 
 
 def forget_old(service: Service, keep_s: float) -> tuple[int, int]:
-    """Forget what ended, or was last put, more than ``keep_s`` seconds ago.
+    """Forget what ended, or was last put, more than ``keep_s`` seconds ago; and folders as old of searches that no
+    database has any more.
 
     Returns:
         Searches and archives that were forgotten.
@@ -202,6 +203,12 @@ def forget_old(service: Service, keep_s: float) -> tuple[int, int]:
     for search_id in searches:
         with suppress(Problem):  # somebody resumed or deleted it
             service.delete(search_id)
+    folders = [*(service.places.state / "searches").iterdir()]
+    with service.database.reading() as connection:
+        kept = {row.id for row in connection.execute(select(SEARCHES.c.id))}
+    for folder in folders:
+        if folder.name not in kept and _age_s(folder) > keep_s:
+            shutil.rmtree(folder, ignore_errors=True)
     needed = select(SEARCHES.c.archive).where(SEARCHES.c.archive.is_not(None))
     unused = delete(ARCHIVES).where(ARCHIVES.c.created_at < now() - keep_s, ARCHIVES.c.sha256.not_in(needed))
     with service.database.writing() as connection:
@@ -217,7 +224,7 @@ def forget_old(service: Service, keep_s: float) -> tuple[int, int]:
 
 
 def _age_s(path: Path) -> float:
-    """Seconds since a file was written; 0 where it has gone."""
+    """Seconds since a file or a folder was written; 0 where it has gone."""
     try:
         return time.time() - path.stat().st_mtime
     except FileNotFoundError:

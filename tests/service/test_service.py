@@ -78,19 +78,24 @@ def test_the_list_is_filtered_and_what_waits_has_a_place(client):
 
 
 def test_what_is_old_is_forgotten_with_its_files(client):
-    """A search that has ended, and an archive that none needs; what runs, and its archive, stay."""
+    """A search that has ended, an archive that none needs, and the folder of a search whose database is gone; what
+    runs, and its archive, stay."""
     from autotune.service.service import forget_old
 
     service = client.app.state.service
     old = until(client, submit(client, trials=1, name="old"), *ENDS)
     running = submit(client, trials=10_000, seconds=0.05)
     archives = {client.get(f"/v1/searches/{each}").json()["spec"]["archive"] for each in (old["id"], running)}
+    lost = service.places.search("0" * 16)
+    lost.work.mkdir(parents=True)
     assert forget_old(service, 3600.0) == (0, 0)
+    assert lost.work.is_dir()
     assert forget_old(service, -1.0)[0] >= 1
     assert client.get(f"/v1/searches/{old['id']}").status_code == 404
     kept = client.get(f"/v1/searches/{running}").json()["spec"]["archive"]
     assert archives & {path.name for path in service.places.archives.iterdir()} == {kept}
     assert not service.places.search(old["id"]).path.exists()
+    assert not lost.path.exists()
     client.post(f"/v1/searches/{running}/cancel", json={"mode": "now"})
 
 

@@ -138,6 +138,29 @@ def test_in_private_nobody_sees_anothers_search(tmp_path):
         assert client.get(f"/v1/searches/{search_id}").json()["state"] == "SUCCEEDED"
 
 
+def test_a_removed_owners_search_ends_and_is_the_admins(guarded):
+    """The token is refused in words; its searches run on, their plans can be fetched, and an admin may change them, as
+    may who gets the name."""
+    client, service, secrets = guarded
+    row, flo = service.tokens.create("flo", "submit", 3600.0)
+    job = spec_of(client, secrets, trials=2, holds_at="trial")
+    search_id = client.post("/v1/searches", json=job, headers=bearer(flo)).json()["id"]
+    path, folder = f"/v1/searches/{search_id}", service.places.search(search_id).path
+    assert client.delete(f"/v1/tokens/{row.id}", headers=bearer(secrets["admin"])).status_code == 204
+    refused = client.post(path + "/cancel", json={}, headers=bearer(flo))
+    assert (refused.status_code, "has expired, or was revoked" in refused.json()["detail"]) == (401, True)
+    early = client.get(path + "/plan", headers=bearer(secrets["read"])).json()
+    assert (early["status"], "there is no plan yet" in early["detail"]) == (409, True)
+    folder.mkdir(exist_ok=True)
+    (folder / "go").touch()
+    while (search := client.get(path, headers=bearer(secrets["read"])).json())["state"] not in ENDS:
+        pass
+    assert (search["state"], search["owner"]) == ("SUCCEEDED", "flo")
+    assert client.get(path + "/plan", headers=bearer(secrets["read"])).status_code == 200
+    others = [bearer(secrets["submit"]), bearer(service.tokens.create("flo", "submit", 3600.0)[1])]
+    assert [client.delete(path, headers=who).status_code for who in others] == [403, 204]
+
+
 def test_a_name_is_one_tokens_until_that_is_over(guarded):
     """Who has it owns its searches."""
     client, service, secrets = guarded

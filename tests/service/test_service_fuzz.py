@@ -4,6 +4,7 @@ test says how many requests it has sent."""
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +14,18 @@ pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
-from service_runs import serving
+from schemathesis.specs.openapi import checks
+from service_runs import serving, submit, until
 
 from autotune.service.store.tables import METADATA
 
+TRUE = [
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.response_headers_conformance,
+]
+"""Statuses, types and bodies are those that the description has."""
 QUICK = settings(
     max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -32,6 +41,7 @@ def send(client: Any, case: Any, secret: str | None) -> int:
     kept = {name: value for name, value in readable.items() if name.title() not in own}
     answer = client.request(sent["method"], sent["url"], headers={**kept, **own}, **body)
     assert answer.status_code < 500, (sent["method"], sent["url"], answer.text)
+    case.validate_response(answer, checks=TRUE)
     return answer.status_code
 
 
@@ -48,7 +58,8 @@ def answers(client: Any, strategy: Any, statuses: list[int], secret: str | None 
 
 @pytest.mark.slow
 def test_nothing_that_is_sent_is_a_failure_of_ours(tmp_path):
-    """Requests of an admin's, made from the API's own description, and some that go against it."""
+    """Requests of an admin's, made from the API's own description, and some that go against it; of ids that no search
+    has, and of one that has ended. What is answered has a status, a type and a body that the description names."""
     modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
     seen: dict[str, list[int]] = {}
     with serving(tmp_path / "state") as (client, service):
@@ -62,6 +73,10 @@ def test_nothing_that_is_sent_is_a_failure_of_ours(tmp_path):
                     answers(client, strategy, statuses, secret)
                 except Unsatisfiable:  # nothing goes against an operation that takes nothing
                     assert mode is schemathesis.GenerationMode.NEGATIVE
+            if "{search_id}" in operation.path:
+                search_id = until(client, submit(client, trials=1), "SUCCEEDED")["id"]
+                answers(client, operation.as_strategy().map(partial(of, search_id)), statuses, secret)
+                assert [status for status in statuses if status < 400 or status == 409] or "{number}" in operation.path
     tell(seen)
     assert len(seen) > 15
     assert all(seen.values())
@@ -86,6 +101,12 @@ def test_nothing_that_is_sent_without_a_token_has_an_effect(tmp_path):
         assert client.get("/v1/searches", headers={"Authorization": own}).status_code == 200
     tell(seen)
     assert {status for statuses in seen.values() for status in statuses} >= {401}
+
+
+def of(search_id: str, case: Any) -> Any:
+    """The same request of this search."""
+    case.path_parameters["search_id"] = search_id
+    return case
 
 
 def tell(seen: dict[str, list[int]]) -> None:

@@ -29,6 +29,22 @@ _TITLES = {
     503: "Not available now",
     507: "No room",
 }
+_BODY = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "What was expected, what was got, and what to do."},
+    },
+}
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Of the interface's description: these statuses are refusals, and their bodies are problems."""
+    content = {"application/problem+json": {"schema": _BODY}}
+    return {status: {"description": _TITLES[status], "content": content} for status in statuses}
 
 
 def answer_problems(app: FastAPI) -> None:

@@ -18,7 +18,7 @@ from ..problems import Problem
 from ..service import Service, forget_old
 from ..store.database import words_of
 from .access import Access, Reader
-from .answers import answer_problems
+from .answers import answer_problems, refusals
 from .following import Reads
 from .limits import RequestLimit
 from .observe import Metrics, Observe
@@ -89,7 +89,7 @@ def make_app(
         """Whether the process answers."""
         return "alive\n"
 
-    @app.get("/readyz", response_class=PlainTextResponse, responses={503: {}})
+    @app.get("/readyz", response_class=PlainTextResponse, responses=refusals(503))
     def is_ready() -> str:
         """Whether the database answers and searches are accepted."""
         with service.database.reading() as connection:
@@ -100,7 +100,7 @@ def make_app(
             raise Problem(503, shortage)
         return "ready\n"
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses={401: {}, 403: {}})
+    @app.get("/metrics", response_class=PlainTextResponse, responses=refusals(401, 403, 429, 503))
     def get_metrics(caller: Reader) -> Response:
         """Metrics for Prometheus."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -23,9 +23,10 @@ from ..store.searches import CancelMode, Search, no_search
 from ..store.states import TERMINAL, State
 from ..store.tokens import LONGEST_NAME, NAME, Role, RoleName, TokenRow, expiry_s
 from .access import Admin, GuardedRoute, Reader, Submitter, let_in
+from .answers import refusals
 from .following import stream
 
-ROUTES = APIRouter(prefix="/v1", route_class=GuardedRoute, responses={401: {}, 403: {}, 404: {}, 422: {}})
+ROUTES = APIRouter(prefix="/v1", route_class=GuardedRoute, responses=refusals(401, 403, 404, 422, 429, 503))
 _MOST_WAIT_S = 60.0
 _LONGEST_KEY = 199
 """Characters: with its owner's name before it, it is to fit into its column."""
@@ -171,7 +172,7 @@ def _wait_s(text: str) -> float:
     "/archives/{sha256}",
     status_code=201,
     max_body_size=Limits().archive_bytes,
-    responses={200: {"model": Archive, "description": "It was here before."}, 413: {}, 507: {}},
+    responses={200: {"model": Archive, "description": "It was here before."}, **refusals(413, 507)},
     openapi_extra=_BODY,
 )
 async def put_archive(request: Request, response: Response, sha256: Sha256, caller: Submitter) -> Archive:
@@ -194,7 +195,9 @@ async def put_archive(request: Request, response: Response, sha256: Sha256, call
 
 
 @ROUTES.post(
-    "/searches", status_code=201, responses={200: {"model": Search, "description": "It was submitted before."}}
+    "/searches",
+    status_code=201,
+    responses={200: {"model": Search, "description": "It was submitted before."}, **refusals(400, 413)},
 )
 def submit(
     request: Request,
@@ -311,27 +314,31 @@ class _Yaml(PlainTextResponse):
     media_type = "application/yaml"
 
 
-@ROUTES.get("/searches/{search_id}/plan", response_class=_Yaml, responses={409: {}})
+@ROUTES.get(
+    "/searches/{search_id}/plan",
+    response_class=_Yaml,
+    responses={200: {"content": {"application/yaml": {"schema": {"type": "object"}}}}, **refusals(409)},
+)
 def get_plan(request: Request, search_id: Seen) -> Response:
     """The plan as YAML, which jobs apply."""
     text = _service(request).searches.document(search_id, "plan")
     return _Yaml(text, headers={"Content-Disposition": f'attachment; filename="plan-{search_id}.yaml"'})
 
 
-@ROUTES.get("/searches/{search_id}/files", responses={409: {}})
+@ROUTES.get("/searches/{search_id}/files", responses=refusals(409))
 def get_files(request: Request, search_id: Seen) -> dict[str, str]:
     """The files that belong beside the plan, by name, in base64; only plans with pruning or weights have any."""
     found: dict[str, str] = json.loads(_service(request).searches.document(search_id, "plan_files"))
     return found
 
 
-@ROUTES.get("/searches/{search_id}/report", response_class=PlainTextResponse, responses={409: {}})
+@ROUTES.get("/searches/{search_id}/report", response_class=PlainTextResponse, responses=refusals(409))
 def get_report(request: Request, search_id: Seen) -> str:
     """The plan in words."""
     return _service(request).searches.document(search_id, "report")
 
 
-@ROUTES.post("/searches/{search_id}/cancel", status_code=202)
+@ROUTES.post("/searches/{search_id}/cancel", status_code=202, responses=refusals(400, 413))
 def cancel(request: Request, search_id: Own, body: CancelBody) -> Search:
     """End a search: ``finish`` ends the running trials and makes the best so far its plan; ``now`` ends it at once."""
     search = _service(request).searches.cancel(search_id, body.mode)
@@ -339,13 +346,13 @@ def cancel(request: Request, search_id: Own, body: CancelBody) -> Search:
     return search
 
 
-@ROUTES.patch("/searches/{search_id}", responses={409: {}})
+@ROUTES.patch("/searches/{search_id}", responses=refusals(400, 409, 413))
 def change(request: Request, search_id: Own, body: PriorityBody) -> Search:
     """Change the priority."""
     return _service(request).searches.set_priority(search_id, body.priority)
 
 
-@ROUTES.post("/searches/{search_id}/resume", status_code=202, responses={409: {}})
+@ROUTES.post("/searches/{search_id}/resume", status_code=202, responses=refusals(400, 409, 413))
 def resume(request: Request, search_id: Own, body: ResumeBody | None = None) -> Search:
     """Resume a search that was cancelled or failed, from what was measured; with other limits where they are given."""
     given = {} if body is None else {name: value for name, value in body if value is not None}
@@ -354,7 +361,7 @@ def resume(request: Request, search_id: Own, body: ResumeBody | None = None) -> 
     return search
 
 
-@ROUTES.delete("/searches/{search_id}", status_code=204, responses={409: {}})
+@ROUTES.delete("/searches/{search_id}", status_code=204, responses=refusals(409))
 def delete(request: Request, search_id: Own) -> None:
     """Delete a search that has ended, with its files."""
     _service(request).delete(search_id)
@@ -366,7 +373,7 @@ def list_tokens(request: Request, caller: Admin) -> list[TokenRow]:
     return _service(request).tokens.all()
 
 
-@ROUTES.post("/tokens", status_code=201)
+@ROUTES.post("/tokens", status_code=201, responses=refusals(400, 409, 413))
 def create_token(request: Request, caller: Admin, body: TokenBody) -> NewToken:
     """Make a token; it is shown only once."""
     row, secret = _service(request).tokens.create(body.name, body.role, expiry_s(body.expires))
