@@ -119,11 +119,11 @@ def open_service(
         UserError: another server uses them, or they cannot be used.
     """
     database, locks = open_database(state, url)
+    places, home = Places(state), _home(state)
     if options.run_as is not None:
         let_pass(state, options.run_as)
     elif state.stat().st_mode & 0o011:  # an earlier server let a user pass
         state.chmod(0o700)
-    places, home = Places(state), _home(state)
     for part in places.archives.glob(".*.part"):  # of uploads when the last server was killed
         part.unlink()
     leases = Leases(database, home, options.lease_s, options.pauses_s)

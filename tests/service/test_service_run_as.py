@@ -56,6 +56,7 @@ attempt("others' folder", lambda: os.listdir(state / "searches" / other))
 attempt("others' searches", lambda: os.listdir(state / "searches"))
 attempt("archives", lambda: os.listdir(state / "archives"))
 attempt("what others measured", lambda: open(state / "measurements.db", "ab"))
+attempt("the state's own name", lambda: open(state / "home"))
 attempt("a folder in the state", lambda: os.mkdir(state / "x"))
 attempt("root again", lambda: os.setuid(0))
 for name in ("driver.log", "result.json", "progress-1.jsonl", "plan.yaml"):
@@ -99,7 +100,7 @@ def driver(place):
 
 
 def test_a_task_of_another_user_reaches_nothing_of_the_servers_or_of_others(place, driver, monkeypatch):
-    """Fourteen attempts, and none succeeds: the database, the server's environment, memory and process, other owners'
+    """Fifteen attempts, and none succeeds: the database, the server's environment, memory and process, other owners'
     files. It has an environment that is named in full, and folders of its own. What it puts in place of its log, plan,
     events and trials' logs, links to the server's files, is read by nobody, and a daemon that has shed its mark and
     session ends with it."""
@@ -110,6 +111,7 @@ def test_a_task_of_another_user_reaches_nothing_of_the_servers_or_of_others(plac
     with serving(state, options(driver)) as (client, service):
         other = submit(client, trials=1)
         assert until(client, other, *ENDS)["state"] == "SUCCEEDED"
+        assert [path.name for path in state.iterdir() if path.is_file() and path.stat().st_mode & 0o077] == []
     for name in ("secret.txt", "trial-001.log"):
         (state / name).write_text("schema: autotune/plan@1\nsettings: {}\n# top secret\n")
     (place / "attack.py").write_text(ATTACK)
@@ -121,7 +123,7 @@ def test_a_task_of_another_user_reaches_nothing_of_the_servers_or_of_others(plac
         folder = service.places.search(search_id)
         told = json.loads((folder.work / "told.json").read_text())
         assert {name for name, is_held in told["held"].items() if not is_held} == set()
-        assert len(told["held"]) == 14
+        assert len(told["held"]) == 15
         assert told["ids"] == [STRANGER.uid, STRANGER.gid, []]
         assert not [name for name, value in told["had"].items() if "secret" in value or "root/.cache" in value]
         assert {told["had"][name].removeprefix(f"{folder.path}/") for name in ("HOME", "TMPDIR")} == {"home", "tmp"}

@@ -1,0 +1,1 @@
+"""Attacks on a service that an admin has started, by kind."""
