@@ -1,4 +1,5 @@
-"""The page with a search of many trials, in headless Chromium: the time until it shows, and pictures of it.
+"""The page in headless Chromium, light and dark, at three widths: the time until a search of many trials shows, and
+pictures of it, of the list, and of one that runs, one that waits and one of each bad end.
 
     python -m benchmarks.service_page [--trials 10000] [--pictures FOLDER] [--keep]
 
@@ -24,7 +25,13 @@ from tests.filled_service import fill
 from .rows import save_rows
 from .service_place import Server
 
-WINDOWS = {"desktop": (1280, 900, False), "phone": (390, 844, False), "dark": (1280, 900, True)}
+WINDOWS = {
+    "desktop": (1280, 900, False),
+    "tablet": (768, 1024, False),
+    "phone": (390, 844, False),
+    "dark": (1280, 900, True),
+    "dark-phone": (390, 844, True),
+}
 SHOWN_S, LONGEST_S = 3.0, 1.0
 WATCH = (
     "window.longest = 0; new PerformanceObserver(list => { for (const each of list.getEntries()) "
@@ -79,6 +86,13 @@ def _measure(url: str, token: str, search_id: str, arguments: argparse.Namespace
         page.ask("Page.navigate", url=f"{url}/#/")
         page.until("document.querySelectorAll('.card').length > 1")
         _take(page, arguments.pictures, name, "list")
+        for number, link in enumerate(
+            page.evaluate("[...document.querySelectorAll('.card a')].map(each => each.hash)")
+        ):
+            page.ask("Page.navigate", url=f"{url}/{link}")
+            page.until("document.querySelector('tbody td') !== null && document.querySelector('.card') === null")
+            overflow = max(overflow, page.evaluate("document.documentElement.scrollWidth - innerWidth"))
+            _take(page, arguments.pictures, name, f"search-{number}")
         complaints = page.complaints
     holds = shown_s < SHOWN_S and max(longest_ms, redraw_ms) < LONGEST_S * 1000 and overflow <= 0 and not complaints
     return {

@@ -13,7 +13,6 @@ from ..errors import AutotuneError
 from ..plan import Gain, Plan, load_plan
 from ..report.printing import print_words
 from ..report.show import explain
-from ..searches.budget import budget_words
 from ..units import size
 from ..words import rate, settings_words, times
 
@@ -154,7 +153,7 @@ def result_of(plan: Plan) -> dict[str, Any]:
         speed, peak, limit = plan.measured.samples_per_s.value, plan.measured.peak.process, plan.budget.limit
         found |= {"samples_per_s": speed, "peak_bytes": peak, "limit_bytes": limit}
         said += [] if said else [f"{rate(speed)} samples/s, no gain is known"]
-        said.append(f"peak {size(peak)}" + (f" of {budget_words(plan.budget)} ({peak / limit:.0%})" if limit else ""))
+        said.append(f"peak {size(peak)}" + (f" of {size(limit)} ({peak / limit:.0%})" if limit else ""))
     if plan.reference is not None:
         before, fits = plan.reference, plan.reference.fits
         found["reference"] = {"samples_per_s": before.samples_per_s.value, "peak_bytes": before.peak.process}

@@ -30,6 +30,11 @@ def test_a_plan_comes_to_its_gain_with_the_interval_and_its_peak_against_the_bud
     assert result_of(PLAN.model_copy(update={"gain": gain}))["words"] == words
 
 
+def test_a_budget_that_is_a_share_is_said_in_bytes():
+    budget = PLAN.budget.model_copy(update={"of_reference": 0.9})
+    assert PEAK in result_of(PLAN.model_copy(update={"budget": budget}))["words"]
+
+
 def test_a_plan_without_evidence_says_so():
     assert result_of(Plan(settings=Settings()))["words"] == "settings without evidence"
 
