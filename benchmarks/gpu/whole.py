@@ -117,14 +117,14 @@ def _search(place: Place) -> Found:
     asked = ["--device", "cuda", "--executor", "local", "--storage", storage]
     words = ["search", source, "--budget", str(limit), "-o", str(path), *asked]
     trial_time = "0.3s" if place.is_quick else "3s"
-    most = ["--trials", "12", "--max-time", "200s"]
+    most = ["--trials", "12", "--max-time", "150s"]
     if place.is_quick:
         most = ["--trials", "2", "--space", str(_batches(place)), "--max-time", f"{most_s:.0f}s"]
     told = place.command(*words, *most, "--trial-time", trial_time)
     plan = load_plan(path)
     assert plan.measured is not None, "a search wrote it"
     told += place.command("verify", str(path), source, "--executor", "local", "--trial-time", trial_time)
-    job = place.job(source, path, 5 if place.is_quick else 200)
+    job = place.job(source, path, 5 if place.is_quick else 50)
     apart = off(job["samples_per_s"], plan.measured.samples_per_s.value)
     used = plan.measured.peak.process / limit
     words_ = f"the job's speed is {apart:.1%} off its plan's, which takes {used:.0%} of the budget"

@@ -138,3 +138,12 @@ def test_a_written_out_softmax_keeps_six_bytes_a_weight_for_two():
     weights = 4 * 128 * 128
     assert kept("cuda") == 6 * weights
     assert kept("cpu") == 2 * weights
+
+
+def test_what_this_torchs_cuda_does_not_cast_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    """As ``rms_norm`` in torch 2.11, of which two kernels were registered: torch refused, and nothing was traced."""
+    registered = cuda_autocast._registered
+    lacking = {"AutocastCUDA": {"rms_norm"}}
+    monkeypatch.setattr(cuda_autocast, "_registered", lambda key: registered(key) - lacking.get(key, set()))
+    with FakeTensorMode() as fakes, answers("cuda", fakes), torch.autocast("cpu", BF16):
+        assert F.rms_norm(images(), [6]).dtype == BF16

@@ -34,7 +34,8 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class _Attention:
-    """The CPU's attention kernel, for which torch has no formula; its products are those of the other kernels."""
+    """An attention kernel's products. Torch has no formula for the CPU's kernel, and before 2.13 none where keys have
+    fewer heads."""
 
     count: Callable[..., int]
     first: int
@@ -42,13 +43,18 @@ class _Attention:
 
     def __call__(self, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
         query, key, value = (one.shape for one in args[self.first : self.first + 3])
+        key, value = ((*query[:-2], *one[-2:]) for one in (key, value))  # fewer heads than the query's serve several
         return self.count(*[args[0].shape] * self.first, query, key, value)
 
 
+_ATTENTION = [
+    f"_scaled_dot_product_{kind}"
+    for kind in ("efficient_attention", "flash_attention", "cudnn_attention", "flash_attention_for_cpu")
+]
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
-    aten._scaled_dot_product_flash_attention_for_cpu: _Attention(sdpa_flop_count, 0),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _Attention(sdpa_backward_flop_count, 1),
+    **{getattr(aten, name): _Attention(sdpa_flop_count, 0) for name in _ATTENTION},
+    **{getattr(aten, f"{name}_backward"): _Attention(sdpa_backward_flop_count, 1) for name in _ATTENTION},
 }
 
 
