@@ -1,12 +1,17 @@
 """100 clients at once, and 1,000 searches: what a status read takes, and that each search is run once.
 
     python -m benchmarks.service_load [--keep]
+    python -m benchmarks.service_load --clients 50 --searches 100 --streams 1500 --half-open 1300 [--keep]
 
 The server is a process of its own, the clients are another; drivers take no time, so that all searches end. Each client
 submits its searches under keys, every one twice, then reads states in turn: without a pause at first, then at
 ``--pause`` until all have ended. Bars: none lost, none run twice, p95 of a read under 100 ms, memory flat from the
 burst's end on: at its beginning the server has neither its threads nor their connections. A connection that the server
 closes, as it may one that was silent for 5 s, is made again, and what was asked is asked again: the row counts these.
+
+With ``--streams`` and ``--half-open`` a crowd is there, in a third process: one token asks for so many event streams at
+once, refused ones again after the 5 s that it is told; and so many connections send half a head, each made again 5 s
+after it was closed. The bar is 200 ms then, for the others.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ import argparse
 import asyncio
 import json
 import math
+import multiprocessing
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -23,13 +30,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from autotune.service.client import Client
 from autotune.service.service import open_database
 from autotune.service.store.tokens import Tokens
 
 from .rows import save_rows
 from .service_place import Server
 
-BAR_MS, MOST_GROWTH = 100.0, 0.10
+BAR_MS, CROWDED_BAR_MS, MOST_GROWTH = 100.0, 200.0, 0.10
 TRIALS = 3
 _MOST_TRIES = 3
 
@@ -41,6 +49,8 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=1000)
     parser.add_argument("--burst", type=float, default=10.0, help="seconds of reads without a pause")
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between two reads of a client, later")
+    parser.add_argument("--streams", type=int, default=0, help="event streams that one token asks for at once")
+    parser.add_argument("--half-open", type=int, default=0, help="connections that send half a head")
     parser.add_argument("--keep", action="store_true", help="add the row to benchmarks/results/service-load-cpu.jsonl")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="autotune-load-", ignore_cleanup_errors=True) as folder:
@@ -55,8 +65,8 @@ def main() -> None:
 
 def _print_times(who: str, phase: str, row: dict[str, Any]) -> None:
     times = (f"{name} {row[f'{phase}_{name}_ms']:.1f} ms" for name in ("p50", "p95", "max"))
-    bar = "within" if row[f"{phase}_p95_ms"] < BAR_MS else "over"
-    print(f"{who}: {row[f'{phase}_reads']} reads, {', '.join(times)}; p95 is {bar} {BAR_MS:.0f} ms")
+    bar = "within" if row[f"{phase}_p95_ms"] < row["bar_ms"] else "over"
+    print(f"{who}: {row[f'{phase}_reads']} reads, {', '.join(times)}; p95 is {bar} {row['bar_ms']:.0f} ms")
 
 
 def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -64,20 +74,22 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     job.mkdir()
     (job / "model.py").write_text(json.dumps({"trials": TRIALS, "seconds": 0.0}))
     database, _ = open_database(state, None, alone=False)
-    token = Tokens(database).create("load", "admin", 3600.0)[1]
+    token, crowds = (Tokens(database).create(name, "admin", 3600.0)[1] for name in ("load", "crowd"))
     database.close()  # SQLite's locks are not to be had across a fork
     server = Server(state, token=token)
     try:
         archive = server.client.put_folder(job)
         for _ in range(200):
             list(server.client.searches())
+        crowd = _Crowd(server, crowds, folder, arguments.streams, arguments.half_open)
         before, cpu_before = server.resident_bytes(), server.cpu_s()
         clients = Clients(server, token, archive)
         began = time.monotonic()
         asyncio.run(clients.run(arguments.clients, arguments.searches, arguments.burst, arguments.pause))
         took = time.monotonic() - began
         after, cpu = server.resident_bytes(), server.cpu_s() - cpu_before
-        searches = list(server.client.searches())
+        crowd.end()
+        searches = [each for each in server.client.searches() if each["owner"] == "load"]
     except RuntimeError:
         print(server.log.read_text()[-2000:], file=sys.stderr)
         raise
@@ -87,10 +99,15 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     ended = Counter(search["state"] for search in searches)
     once = proofs["".join(f"{n}\n" for n in range(TRIALS))]
     burst, calm = _percentiles(clients.burst_ms), _percentiles(clients.calm_ms)
+    bar_ms = CROWDED_BAR_MS if arguments.streams or arguments.half_open else BAR_MS
     exact = clients.failed == 0 and ended == {"SUCCEEDED": arguments.searches} and once == arguments.searches
     return {
         "clients": arguments.clients,
         "searches": arguments.searches,
+        "streams": arguments.streams,
+        "half_open": arguments.half_open,
+        **crowd.counts(),
+        "bar_ms": bar_ms,
         "submits": clients.submits,
         "failed_requests": clients.failed,
         "connections_made_again": clients.made_again,
@@ -111,8 +128,76 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "server_cpu_s": round(cpu, 1),
         "seconds": round(took, 1),
         "load_average": round(os.getloadavg()[0], 1),
-        "holds": exact and max(burst["p95"], calm["p95"]) < BAR_MS and after < clients.burst_bytes * (1 + MOST_GROWTH),
+        "holds": exact and max(burst["p95"], calm["p95"]) < bar_ms and after < clients.burst_bytes * (1 + MOST_GROWTH),
     }
+
+
+_AGAIN_S = 5.0
+_CROWD = ("streams_open", "streams_refused", "half_open_closed", "crowd_errors")
+
+
+class _Crowd:
+    """Streams of one token, and connections without one, in a process of their own until :meth:`end`."""
+
+    def __init__(self, server: Server, token: str, folder: Path, num_streams: int, num_half_open: int) -> None:
+        self._counts = multiprocessing.get_context("fork").Array("q", len(_CROWD))
+        self._process: Any = None
+        if not num_streams + num_half_open:
+            return
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        (job := folder / "followed").mkdir()
+        (job / "model.py").write_text(json.dumps({"trials": 1, "holds_at": "reference"}))
+        with Client(server.url, token) as client:
+            search = client.submit(job, task="model.py", priority=100)["id"]
+        self._go = folder / "state" / "searches" / search / "go"
+        stream = f"GET /v1/searches/{search}/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n"
+        asked = {
+            f"{stream}Authorization: Bearer {token}\r\n\r\n": num_streams,
+            "GET /v1/searches HTTP/1.1\r\n": num_half_open,
+        }
+        self._process = multiprocessing.get_context("fork").Process(
+            target=self._run, args=(server.port, asked), daemon=True
+        )
+        self._process.start()
+        time.sleep(2 * _AGAIN_S)  # all have come
+
+    def _run(self, port: int, asked: dict[str, int]) -> None:
+        async def go() -> None:
+            each = [self._ask(port, text.encode()) for text, number in asked.items() for _ in range(number)]
+            await asyncio.gather(*each)
+
+        asyncio.run(go())
+
+    async def _ask(self, port: int, text: bytes) -> None:
+        """One after the other, each for as long as it is kept."""
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(text)
+                head = await reader.read(2**12)
+                is_open = head.startswith(b"HTTP/1.1 200")
+                self._counts[_CROWD.index("streams_open")] += is_open
+                self._counts[_CROWD.index("streams_refused")] += head.startswith(b"HTTP/1.1 429")
+                self._counts[_CROWD.index("half_open_closed")] += not head
+                while is_open and await reader.read(2**16):
+                    pass
+                self._counts[_CROWD.index("streams_open")] -= is_open
+                writer.close()
+            except OSError:
+                self._counts[_CROWD.index("crowd_errors")] += 1
+            await asyncio.sleep(_AGAIN_S)
+
+    def counts(self) -> dict[str, int]:
+        """What came of them so far."""
+        return dict(zip(_CROWD, self._counts, strict=True)) if self._process else {}
+
+    def end(self) -> None:
+        """All of them are gone."""
+        if self._process:
+            self._process.kill()
+            self._process.join()
+            self._go.touch()
 
 
 def _percentiles(values: list[float]) -> dict[str, float]:
@@ -160,7 +245,7 @@ class Clients:
         """Resident, at the burst's end: each thread that answers has its connection to the database by then."""
 
     async def run(self, num_clients: int, num_searches: int, burst_s: float, pause_s: float) -> None:
-        """Until every search has ended."""
+        """Until every search has ended, and for as long without pauses as with them."""
         self._gate = asyncio.Barrier(num_clients)
         await asyncio.gather(
             *(self._client(n, range(n, num_searches, num_clients), burst_s, pause_s) for n in range(num_clients))
@@ -181,10 +266,11 @@ class Clients:
         if name == 0:
             self.burst_cpu_s, self.burst_wait_s = self._server.cpu_s() - cpu_s, self._server.wait_s() - wait_s
             self.burst_bytes = self._server.resident_bytes()
-        open_ids = list(ids)
-        while open_ids:
+        open_ids, until = list(ids), time.monotonic() + burst_s
+        while open_ids or time.monotonic() < until:
             await asyncio.sleep(pause_s)
-            if await self._read(connection, open_ids[0], self.calm_ms) not in ("QUEUED", "LEASED", "RUNNING"):
+            state = await self._read(connection, (open_ids or ids)[0], self.calm_ms)
+            if open_ids and state not in ("QUEUED", "LEASED", "RUNNING"):
                 del open_ids[0]
         connection.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -153,3 +154,36 @@ def test_a_token_has_so_many_streams(tmp_path):
         while (again := opened(token)).status_code == 429:
             pass
         assert again.status_code == 200
+
+
+@pytest.mark.medium
+def test_streams_of_one_search_look_together(tmp_path, monkeypatch):
+    """Twenty, while nothing happens: each asks for events once, and then they look by one query for all; the end of the
+    search reaches them."""
+    monkeypatch.setattr("autotune.service.web.following._LOOK_S", 0.02)
+    with served(tmp_path) as (port, token, service, _), ExitStack() as held:
+        (tmp_path / "job").mkdir()
+        (tmp_path / "job" / "model.py").write_text('{"holds_at": "starting"}')
+        with Client(f"http://127.0.0.1:{port}", token) as client:
+            search_id = client.submit(tmp_path / "job", task="model.py")["id"]
+            while client.search(search_id, wait_s=0.1)["state"] != "RUNNING":
+                pass
+            asked, looked = [], []
+            events, shown = service.searches.events, service.searches.shown
+            monkeypatch.setattr(service.searches, "events", lambda *given: asked.append(1) or events(*given))
+            monkeypatch.setattr(service.searches, "shown", lambda found: looked.append(1) or shown(found))
+            last = client.search(search_id)["num_events"]
+            head = f"GET /v1/searches/{search_id}/events?after={last} HTTP/1.1\r\nHost: x\r\n"
+            for _ in range(20):
+                connection = held.enter_context(connect(port))
+                connection.sendall(f"{head}Accept: text/event-stream\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+                assert connection.recv(2**12).startswith(b"HTTP/1.1 200")
+            before = len(looked)
+            while len(looked) < before + 5 and len(asked) <= 40:
+                time.sleep(0.01)
+            assert len(asked) == 20
+            client.cancel(search_id, "now")
+            said = b""
+            while b"event: end" not in said:
+                said += connection.recv(2**16)
+        assert b"CANCELLED" in said

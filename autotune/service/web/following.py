@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ...errors import Caught
 from ..problems import Problem
 from ..service import Service
+from ..store.events import EventRow
 from ..store.searches import Searches, Shown, no_search
 
 _LOOK_S = 0.5
@@ -72,7 +73,7 @@ async def stream(request: Request, service: Service, search_id: str, after: int)
     Raises:
         Problem: 404.
     """
-    await run_in_threadpool(service.searches.get, search_id)
+    await request.app.state.reads.get(search_id)
     return _Stream(_lines(request, service, search_id, after), media_type="text/event-stream", headers=_HEADERS)
 
 
@@ -92,13 +93,18 @@ class _Stream(StreamingResponse):
 
 async def _lines(request: Request, service: Service, search_id: str, after: int) -> AsyncIterator[str]:
     checked = pinged = time.monotonic()
+    reads: Reads = request.app.state.reads
+    seen = None
     yield "retry: 2000\n\n"
     while True:
         try:
             if time.monotonic() - checked > _CHECK_S:
                 checked = time.monotonic()
                 await run_in_threadpool(request.app.state.access.caller, request)
-            events, is_over = await run_in_threadpool(service.searches.events, search_id, after)
+            tag = (await reads.get(search_id)).tag
+            events, is_over = list[EventRow](), False
+            if tag != seen:
+                events, is_over = await run_in_threadpool(service.searches.events, search_id, after)
         except Problem as problem:  # revoked, or deleted
             yield f"event: refused\ndata: {json.dumps({'status': problem.status, 'detail': problem.detail})}\n\n"
             return
@@ -109,7 +115,8 @@ async def _lines(request: Request, service: Service, search_id: str, after: int)
             yield "event: end\ndata: {}\n\n"
             return
         if not events:
+            seen = tag
             if time.monotonic() - pinged > _PING_S:
                 pinged = time.monotonic()
                 yield ": still here\n\n"
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_LOOK_S - time.monotonic() % _LOOK_S)  # all look at once, which is one query
