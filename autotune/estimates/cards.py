@@ -15,9 +15,10 @@ from .types import CONTEXT, Interval
 
 _NATIVE_BF16 = (8, 0)
 """Compute capability from which on cards multiply in bfloat16."""
-_CUDNN = Interval(low=0, value=200 * MIB, high=350 * MIB)
-"""What a context takes more once cuDNN is loaded. Beside BERT's, the process of resnet50, whisper and convnext_large
-took 60 to 360 MiB more on H100, H200 and L40S (milabench's rows)."""
+_CUDNN = Interval(low=0, value=16 * MIB, high=350 * MIB)
+"""What a context takes more once cuDNN is loaded: 16 MiB with CUDA 13, on an H200 (``results/gpu/h200.json``).
+With CUDA 12.6 the process of resnet50, whisper and convnext_large took 60 to 360 MiB more than BERT's on H100, H200 and
+L40S (milabench's rows)."""
 _TRIED = Interval(low=0, value=100 * MIB, high=600 * MIB)
 """What it takes more where cuDNN tries every kernel (``torch.backends.cudnn.benchmark``), so that all are loaded:
 focalnet's process took 80 to 630 MiB more on an L40S (milabench's rows)."""

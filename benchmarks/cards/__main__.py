@@ -25,7 +25,7 @@ from autotune.units import MIB
 
 from ..rows import save_rows
 from .jobs import JOBS, LEFT_OUT, Job, has_convolutions
-from .known import CARDS, FULL, Known, total_mib
+from .known import CARDS, FULL, OLDER_CUDNN, Known, total_mib
 from .rungs import print_rungs
 from .speed import print_speeds
 from .vision import import_torchvision
@@ -172,9 +172,11 @@ def _predictor(name: str, card: Card) -> Predictor:
     """Of a job on a card. Gradients that are never cleared are there in forward, as they are from the second of two
     accumulated micro-batches on."""
     job = _job(name)
+    convolves = has_convolutions(job.task)
+    on_card = on_device(card.device, convolves, job.tries_kernels)
     options = EstimateOptions(
         settings=job.settings,
-        **on_device(card.device, has_convolutions(job.task), job.tries_kernels),
+        **on_card | {"context": on_card["context"].plus(OLDER_CUDNN * convolves)},
         reference_batch=2**20 if job.has_gradients_in_forward else 1,
         is_held=job.has_gradients_in_forward,
     )

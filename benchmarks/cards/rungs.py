@@ -28,7 +28,7 @@ from autotune.units import MIB
 from ..rows import load_rows, save_rows
 from .casts import LastingCastsSGD, keep_casts
 from .jobs import has_convolutions
-from .known import RTX_3090, Known
+from .known import OLDER_CUDNN, RTX_3090, Known
 from .samples import Samples
 from .vision import timm_model
 
@@ -193,13 +193,14 @@ def _task(one: dict[str, str]) -> Task:
 
 def _predictor(task: Task, one: dict[str, str]) -> Predictor:
     """Every kernel is loaded, so that cuDNN's trying each of them takes no more."""
-    device = on_device(RTX_3090.device, has_convolutions(task))
+    convolves = has_convolutions(task)
+    device = on_device(RTX_3090.device, convolves)
     options = EstimateOptions(
         settings=_settings(one),
         reference_batch=2**20,
         is_held=True,
         limit_bytes=_LIMIT,
-        **device | {"context": device["context"].plus(_EAGER)},
+        **device | {"context": device["context"].plus(_EAGER + OLDER_CUDNN * convolves)},
     )
     return Predictor(task, options)
 

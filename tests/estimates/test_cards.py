@@ -68,7 +68,7 @@ def on(name: str, has_convolutions: bool = False) -> int:
 )
 def test_the_context_is_the_cards_and_of_any_that_is_not_known(name: str, context: int):
     assert on(name) == context
-    assert on(name, has_convolutions=True) == context + 200
+    assert on(name, has_convolutions=True) == context + 16
 
 
 def test_a_context_moves_all_of_its_interval():
