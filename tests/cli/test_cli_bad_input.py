@@ -374,19 +374,8 @@ def test_ctrl_c_finishes_the_running_trial_and_writes_the_best_so_far(folder):
     assert (record.stopped, record.trials) == ("interrupted", 2)
 
 
-@pytest.mark.medium
-def test_ctrl_c_before_anything_was_measured_writes_nothing_and_keeps_the_study(folder):
-    running = start("search", "healthy.py", *QUICK, cwd=folder)
-    running.read_until("task:")
-    running.process.send_signal(signal.SIGINT)
-    running.process.send_signal(signal.SIGINT)
-    ended = running.finish()
-    assert (ended.returncode, ended.stdout, ended.left_behind) == (130, "", [])
-    assert "--resume" in ended.stderr
-
-
-def hanging(folder: Path) -> Running:
-    """A search whose first trial after the reference hangs."""
+def hanging(folder: Path, words: str = "trial 1 starts") -> Running:
+    """A search whose job hangs once it has said these words: its first trial after the reference, if nothing else."""
     hang = folder / "hang"
     (folder / "hangs.py").write_text(
         "import threading, pathlib, healthy\nfrom healthy import *\n"
@@ -395,9 +384,19 @@ def hanging(folder: Path) -> Running:
         "    return healthy.compute_loss(model, batch)\n"
     )
     running = start("search", "hangs.py", *QUICK, "--trials", "20", cwd=folder)
-    running.read_until("trial 1 starts")
+    running.read_until(words)
     hang.touch()
     return running
+
+
+@pytest.mark.medium
+def test_ctrl_c_before_anything_was_measured_writes_nothing_and_keeps_the_study(folder):
+    running = hanging(folder, "study hangs-1: ")
+    running.process.send_signal(signal.SIGINT)
+    running.process.send_signal(signal.SIGINT)
+    ended = running.finish()
+    assert (ended.returncode, ended.stdout, ended.left_behind) == (130, "", [])
+    assert "--resume" in ended.stderr
 
 
 @pytest.mark.slow

@@ -47,14 +47,14 @@ class _Attention:
         return self.count(*[args[0].shape] * self.first, query, key, value)
 
 
-_ATTENTION = [
-    f"_scaled_dot_product_{kind}"
-    for kind in ("efficient_attention", "flash_attention", "cudnn_attention", "flash_attention_for_cpu")
-]
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
-    **{getattr(aten, name): _Attention(sdpa_flop_count, 0) for name in _ATTENTION},
-    **{getattr(aten, f"{name}_backward"): _Attention(sdpa_backward_flop_count, 1) for name in _ATTENTION},
+    aten._scaled_dot_product_efficient_attention: _Attention(sdpa_flop_count, 0),
+    aten._scaled_dot_product_efficient_attention_backward: _Attention(sdpa_backward_flop_count, 1),
+    aten._scaled_dot_product_flash_attention: _Attention(sdpa_flop_count, 0),
+    aten._scaled_dot_product_flash_attention_backward: _Attention(sdpa_backward_flop_count, 1),
+    aten._scaled_dot_product_flash_attention_for_cpu: _Attention(sdpa_flop_count, 0),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _Attention(sdpa_backward_flop_count, 1),
 }
 
 
