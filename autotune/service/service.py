@@ -10,7 +10,7 @@ import shutil
 import stat
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from .store.leases import Leases
 from .store.searches import Searches
 from .store.states import TERMINAL
 from .store.tables import ARCHIVES, SEARCHES
-from .store.tokens import Tokens
+from .store.tokens import Caller, Role, Tokens
 from .supervisor import Places, RunnerOptions
 from .users import let_pass
 
@@ -53,14 +53,27 @@ class Service:
     private: bool
     """Others' searches are seen by admins alone."""
     locks: tuple[BaseFileLock, ...]
+    sent: set[tuple[str, str]] = field(default_factory=set)
+    """Who has sent which archive since the start."""
 
-    def check_place(self, spec: SearchSpec) -> None:
+    def may_use(self, caller: Caller, sha256: str) -> bool:
+        """Whether an archive is here, and they have sent it, or have a search with it: lists show its hash to all, and
+        that is no key to another's code."""
+        if not (self.places.archives / sha256).is_file():
+            return False
+        if caller.role is Role.admin or (caller.name, sha256) in self.sent:
+            return True
+        own = select(SEARCHES.c.id).where(SEARCHES.c.archive == sha256, SEARCHES.c.owner == caller.name).limit(1)
+        with self.database.reading() as connection:
+            return connection.scalar(own) is not None
+
+    def check_place(self, spec: SearchSpec, caller: Caller) -> None:
         """Refuse a search whose files are not here: another server with this database has folders of its own.
 
         Raises:
             Problem: 422, so it is.
         """
-        if spec.archive is not None and not (self.places.archives / spec.archive).is_file():
+        if spec.archive is not None and not self.may_use(caller, spec.archive):
             raise Problem(422, f"archive {spec.archive} is not here. PUT /v1/archives/{spec.archive} first.")
         if spec.folder is None:
             return

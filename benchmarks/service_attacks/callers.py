@@ -7,13 +7,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .core import Attack, Scene, Served, attempts, bound, expect
+from .core import Attack, Scene, attempts, bound, expect, job
 
 _ID = "{id}"
 ROUTES: dict[tuple[str, str], str] = {
     ("GET", "/v1/searches"): "read",
     **{("GET", f"/v1/searches/{_ID}{what}"): "read" for what in ("", "/events", "/trials", "/trials/0/log", "/log")},
     **{("GET", f"/v1/searches/{_ID}{what}"): "read" for what in ("/plan", "/report", "/files")},
+    ("GET", "/v1/queue"): "read",
+    ("GET", f"/v1/searches/{_ID}/archive"): "submit",
     ("GET", "/metrics"): "read",
     ("GET", "/session"): "read",
     ("PUT", "/v1/archives/" + "0" * 64): "submit",
@@ -41,7 +43,7 @@ CHANGES: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/resume", {"trials": 9000, "max_time": "9h"}),
     ("DELETE", "", None),
 )
-READS = ("", "/events", "/trials", "/trials/0/log", "/log", "/plan", "/report", "/files")
+READS = ("", "/events", "/trials", "/trials/0/log", "/log", "/plan", "/report", "/files", "/archive")
 
 
 def _sent(the: Scene, how: str) -> tuple[dict[str, str], str]:
@@ -164,8 +166,8 @@ def _listed(the: Scene, query: str) -> str | None:
 
 def _anothers_key(the: Scene, at: str) -> str | None:
     """The Idempotency-Key of another gives no search of theirs."""
-    archive = kept_archive(the.services[at])
-    body = {"task": "model.py", "archive": archive, "name": "keyed"}
+    kept_archive(the, at)
+    body = {"task": "model.py", "archive": kept_archive(the, at, "ann"), "name": "keyed"}
     headers = {"Idempotency-Key": f"shared {at}"}
     first = the.ask("POST", "/v1/searches", "ann", at, json=body, headers=headers)
     second = the.ask("POST", "/v1/searches", "mallory", at, json=body, headers=headers)
@@ -175,9 +177,33 @@ def _anothers_key(the: Scene, at: str) -> str | None:
     return None if first.json()["id"] != second.json()["id"] else "the same search"
 
 
-def kept_archive(served: Served) -> str:
-    with served.client("ann") as client:
-        return str(next(row["spec"]["archive"] for row in client.searches() if row["spec"]["archive"]))
+def kept_archive(the: Scene, at: str = "main", who: str = "mallory") -> str:
+    """That of the task that sleeps, which mallory has sent, too."""
+    with the.services[at].client(who) as client:
+        return client.put_folder(the.folder / "sleeps")
+
+
+def _anothers_archive(the: Scene, at: str, more: dict[str, Any]) -> str | None:
+    """By its hash, which lists show, nobody runs or reads another's code."""
+    with the.services[at].client("ann") as client:
+        sha256 = client.put_folder(job(the.folder / "anns", "SECRET = 1\n"))
+    body = {"archive": sha256, "name": "theirs", **more}
+    for sent in (b"", b"x"):
+        said = expect(the.ask("PUT", f"/v1/archives/{sha256}", "mallory", at, content=sent), 422)
+        if said := said or expect(the.ask("POST", "/v1/searches", "mallory", at, json=body), 422):
+            return said
+    return None
+
+
+def _download(the: Scene, at: str, state: str) -> str | None:
+    path = f"/v1/searches/{the.victims[at][state]}/archive"
+    return expect(the.ask("GET", path, "mallory", at), 404 if at == "private" else 403)
+
+
+def _queue(the: Scene, who: str) -> str | None:
+    """With ``--private`` it has nothing of others."""
+    found = the.ask("GET", "/v1/queue", who, "private").json()
+    return f"{found}" if {*found} & {*the.victims["private"].values()} else None
 
 
 def _name_of(the: Scene, name: str) -> str | None:
@@ -194,11 +220,13 @@ def _name_of(the: Scene, name: str) -> str | None:
 
 
 def _owner_in_body(the: Scene, more: dict[str, Any]) -> str | None:
-    body = {"task": "model.py", "archive": kept_archive(the.main), **more}
+    body = {"task": "model.py", "archive": kept_archive(the), **more}
     return expect(the.ask("POST", "/v1/searches", "mallory", json=body), 422)
 
 
 _QUERIES = ("", "?limit=500", "?state=RUNNING", "?state=SUCCEEDED", "?before=1000000", "?owner=ann", "?private=0")
+_QUERIES = (*_QUERIES, "?owner=", "?name=runs", "?name=%25", "?owner=ann&name=_", "?state=QUEUED&state=RUNNING")
+_USES = ({"task": "model.py"}, {"command": ["cat", "model.py"]}, {"task": "model.py", "space": "model.py"})
 
 
 def owners() -> Iterator[Attack]:
@@ -209,12 +237,17 @@ def owners() -> Iterator[Attack]:
                 words = f"{at}: {change[0]} {change[1]} {json.dumps(change[2])} of another's, {state}"
                 yield Attack(words, bound(_change_anothers, at=at, state=state, who="mallory", change=change))
         yield from attempts(_anothers_key, (at,), "{}: another's Idempotency-Key")
+        for more in _USES:
+            yield Attack(f"{at}: another's archive, {more}", bound(_anothers_archive, at=at, more=more))
+        for state in _STATES:
+            yield Attack(f"{at}: the archive of one that is {state}", bound(_download, at=at, state=state))
     for state in _STATES:
         for what in READS:
             yield Attack(f"private: GET {what}, {state}", bound(_read_hidden, state=state, what=what))
         yield from attempts(_streamed, (state,), "private: the stream of one that is {}")
         yield from attempts(_by_tag, (state,), "private: the ETag of one that is {}")
     yield from attempts(_listed, _QUERIES, "private: the list {}")
+    yield from attempts(_queue, ("mallory", "rita"), "private: the queue, as {}")
     yield from attempts(_name_of, ("ann", "Ann", "ann ", " ann", "ann.", "\u0430nn", "(local)"), "a token named {!r}")
     yield from attempts(
         _owner_in_body, ({"owner": "ann"}, {"id": "0" * 16}, {"state": "SUCCEEDED"}, {"home": "x"}), "submit {}"

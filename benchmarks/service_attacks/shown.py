@@ -168,7 +168,7 @@ def _look(the: Scene, at: str, where: str, wait: str) -> str | None:
 
 def _named(the: Scene, payload: str) -> str | None:
     """As a search's name, in the list and on its page."""
-    body = {"task": "model.py", "archive": kept_archive(the.main), "name": payload}
+    body = {"task": "model.py", "archive": kept_archive(the), "name": payload}
     search_id = the.ask("POST", "/v1/searches", "mallory", json=body).json()["id"]
     shown = f"document.body.textContent.includes({payload!r})"
     said = _look(the, "main", "", shown) or _look(the, "main", search_id, shown)

@@ -143,7 +143,7 @@ def test_a_removed_owners_search_ends_and_is_the_admins(guarded):
     may who gets the name."""
     client, service, secrets = guarded
     row, flo = service.tokens.create("flo", "submit", 3600.0)
-    job = spec_of(client, secrets, trials=2, holds_at="trial")
+    job = spec_of(client, {"submit": flo}, trials=2, holds_at="trial")
     search_id = client.post("/v1/searches", json=job, headers=bearer(flo)).json()["id"]
     path, folder = f"/v1/searches/{search_id}", service.places.search(search_id).path
     assert client.delete(f"/v1/tokens/{row.id}", headers=bearer(secrets["admin"])).status_code == 204
@@ -159,6 +159,30 @@ def test_a_removed_owners_search_ends_and_is_the_admins(guarded):
     assert client.get(path + "/plan", headers=bearer(secrets["read"])).status_code == 200
     others = [bearer(secrets["submit"]), bearer(service.tokens.create("flo", "submit", 3600.0)[1])]
     assert [client.delete(path, headers=who).status_code for who in others] == [403, 204]
+
+
+@pytest.mark.medium
+def test_an_archive_is_used_by_who_has_sent_it(tmp_path):
+    """Its hash, which lists show, is no key to another's code; a search of one's own is, also after a restart."""
+    data = archive(model__py='{"trials": 1}')
+    sha256 = hashlib.sha256(data).hexdigest()
+    path, body = f"/v1/archives/{sha256}", {"task": "model.py", "archive": sha256}
+    with serving(tmp_path / "s") as (client, service):
+        ann, bob, eve = of_three(service)
+        cyn = bearer(service.tokens.create("cyn", "submit", 3600.0)[1])
+        assert client.put(path, content=data, headers=ann).status_code == 201
+        assert client.post("/v1/searches", json=body, headers=ann).status_code == 201
+        for sent in (b"", b"x"):
+            assert client.put(path, content=sent, headers=bob).status_code == 422
+            answer = client.post("/v1/searches", json=body, headers=bob)
+            assert (answer.status_code, "is not here" in answer.json()["detail"]) == (422, True)
+        assert client.put(path, content=data, headers=bob).status_code == 200
+        assert not list(service.places.archives.glob(".*"))
+        for who in (bob, eve):
+            assert client.post("/v1/searches", json=body, headers=who).status_code == 201
+    with serving(tmp_path / "s") as (client, _):
+        for who, status in ((ann, 201), (bob, 201), (cyn, 422)):
+            assert client.post("/v1/searches", json=body, headers=who).status_code == status
 
 
 def test_a_name_is_one_tokens_until_that_is_over(guarded):

@@ -178,18 +178,20 @@ def _wait_s(text: str) -> float:
 async def put_archive(request: Request, response: Response, sha256: Sha256, caller: Submitter) -> Archive:
     """Store the archive of a job's folder: a tar, plain or gzipped, as the raw body."""
     service = _service(request)
-    if found := await run_in_threadpool(service.find_archive, sha256):
-        response.status_code = 200
-        await run_in_threadpool(service.keep_archive, found)
-        return Archive.model_validate(found)
     limits, folder = service.places.limits, service.places.archives
-    part, size = await receive(request.stream(), sha256, folder, limits)
-    try:
-        content = await run_in_threadpool(unpack, part, None, limits)
-        os.replace(part, folder / sha256)
-    finally:
-        part.unlink(missing_ok=True)
-    row = {"sha256": sha256, "num_bytes": size, "num_files": content.num_files, "unpacked_bytes": content.num_bytes}
+    row = await run_in_threadpool(service.find_archive, sha256)
+    response.status_code = 201 if row is None else 200
+    if row is None or not await run_in_threadpool(service.may_use, caller, sha256):
+        part, size = await receive(request.stream(), sha256, folder, limits)
+        try:
+            if row is None:
+                content = await run_in_threadpool(unpack, part, None, limits)
+                row = {"sha256": sha256, "num_bytes": size, "num_files": content.num_files}
+                row["unpacked_bytes"] = content.num_bytes
+                os.replace(part, folder / sha256)
+        finally:
+            part.unlink(missing_ok=True)
+        service.sent.add((caller.name, sha256))
     await run_in_threadpool(service.keep_archive, row)
     return Archive.model_validate(row)
 
@@ -208,7 +210,7 @@ def submit(
 ) -> Search:
     """Queue a search. A repeated ``Idempotency-Key`` returns the search that it was first used for."""
     service = _service(request)
-    service.check_place(spec)
+    service.check_place(spec, caller)
     home = None if spec.archive is None else service.home
     search, is_new = service.searches.submit(spec, caller.name, idempotency_key, home)
     response.status_code = 201 if is_new else 200
