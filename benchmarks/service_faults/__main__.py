@@ -3,11 +3,11 @@
     python -m benchmarks.service_faults [--kinds KIND...] [--only NAME]... [--at POINT]... [--races 1000] [--keep]
 
 The driver takes no time, and holds where it is told to; then the fault is done, what was broken is healed, and the
-search let go. Faults of ``trials`` and ``nodes`` are done to a real search, while it measures: on this machine, and
-over two Ray nodes. Held against: every search that was accepted ends, as it should; nothing is measured twice or lost,
-or told twice; events have no gaps, and follow the table of states; there is a plan exactly where there is one; no
-process is left; no token is printed. In a race, exactly one has the search. Not tried here: GPUs, a cut between two
-machines, and most of what a trial's own code may do (``benchmarks.faults`` does).
+search let go. Faults of ``trials``, ``machines`` and ``nodes`` are done to a real search, while it measures: on this
+machine, and over two Ray nodes. Held against: every search that was accepted ends, as it should; nothing is measured
+twice or lost, or told twice; events have no gaps, and follow the table of states; there is a plan exactly where there
+is one; no process is left; no token is printed. In a race, exactly one has the search. Not tried here: GPUs, a cut
+between two machines, and most of what a trial's own code may do (``benchmarks.faults`` does).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.postgresql import Cluster, missing
 
 from ..faults.place import may_mount
 from ..rows import save_rows
-from . import databases, disks, drivers, memory, nodes, requests, servers, trials
+from . import databases, disks, drivers, machines, memory, nodes, requests, servers, trials
 from .core import Fault, attempt
 from .races import race
 from .scene import POINTS, make_template
 
-_MODULES = (servers, drivers, databases, disks, requests, trials, nodes)
+_MODULES = (servers, drivers, databases, disks, requests, trials, machines, nodes)
 KINDS = {module.__name__.rpartition(".")[2]: module.FAULTS for module in _MODULES}
 
 

@@ -25,7 +25,7 @@ from .servers import kill_server
 _HOUR_S = 3600.0
 
 
-def _lock(the: Scene) -> None:
+def lock_database(the: Scene) -> None:
     """SQLite's write lock is held past the lease."""
     with closing(sqlite3.connect(the.state / "service.db", isolation_level=None, timeout=30)) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -152,7 +152,7 @@ _HALF_MADE = "DELETE FROM alembic_version; DROP TABLE trials"
 
 
 FAULTS = (
-    Fault("database locked past the lease", _lock),
+    Fault("database locked past the lease", lock_database),
     Fault("clock an hour ahead", _jump_forward),
     Fault("clock an hour behind", _jump_back),
     Fault("clock an hour behind, server killed", _jump_back_and_kill),

@@ -18,7 +18,7 @@ from .core import Fault
 from .scene import Scene
 
 
-def _fill(the: Scene) -> Path:
+def fill_disk(the: Scene) -> Path:
     fill = the.state / "fill"
     with suppress(OSError), fill.open("wb", buffering=0) as file:
         while file.write(bytes(2**16)):
@@ -28,7 +28,7 @@ def _fill(the: Scene) -> Path:
 
 def _full(the: Scene) -> None:
     """No room on the state folder, then room again."""
-    fill = _fill(the)
+    fill = fill_disk(the)
     time.sleep(0.7)
     fill.unlink()
     time.sleep(0.2)
@@ -40,7 +40,7 @@ def _full_under_upload(the: Scene) -> None:
     archives = the.state / "archives"
     with tempfile.TemporaryDirectory() as job:
         Path(job, "noise").write_bytes(os.urandom(2**20))
-        fill, kept = _fill(the), sorted(archives.iterdir())
+        fill, kept = fill_disk(the), sorted(archives.iterdir())
         with pytest.raises(ServiceError, match="cannot keep the archive: No space left"):
             the.server.client.put_folder(Path(job))
         assert sorted(archives.iterdir()) == kept, "something is left of it"

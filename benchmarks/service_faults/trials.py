@@ -14,9 +14,9 @@ from .core import Fault
 from .memory import MemoryLimit
 from .searching import Searching
 
-_MIB = 2**20
-_LIMIT_MIB, _TAKEN_MIB, _PRINTED_MIB = 1024, 4096, 1024
-_MOST_KEPT, _MOST_GROWTH, _MOST_LOG = 16 * _MIB, 64 * _MIB, 256 * 2**10
+MIB = 2**20
+LIMIT_MIB, TAKEN_MIB, _PRINTED_MIB = 1024, 4096, 1024
+_MOST_KEPT, _MOST_GROWTH, _MOST_LOG = 16 * MIB, 64 * MIB, 256 * 2**10
 _LONGEST_READ_S = 5.0
 
 
@@ -39,9 +39,9 @@ def _run_out_of_memory(the: Measuring) -> None:
     the.outcomes.add("out_of_memory")
     the.pass_reference()
     driver = the.pid()
-    with MemoryLimit(_LIMIT_MIB * _MIB) as limit:
+    with MemoryLimit(LIMIT_MIB * MIB) as limit:
         limit.add(driver, *descendants(driver))
-        the.misbehave("takes", _TAKEN_MIB)
+        the.misbehave("takes", TAKEN_MIB)
         the.go()
         the.until(limit.num_kills, "the kernel to kill the trial")
         the.check(State.SUCCEEDED)
@@ -64,8 +64,8 @@ def _print(the: Measuring) -> None:
     assert slowest_s < _LONGEST_READ_S, f"others waited {slowest_s:.1f} s"
     the.check(State.SUCCEEDED)
     grown, kept = the.server.resident_bytes() - before, the.kept_bytes()
-    assert grown < _MOST_GROWTH, f"the server took {grown / _MIB:.0f} MiB more"
-    assert kept < _MOST_KEPT, f"{kept / _MIB:.0f} MiB of files are kept"
+    assert grown < _MOST_GROWTH, f"the server took {grown / MIB:.0f} MiB more"
+    assert kept < _MOST_KEPT, f"{kept / MIB:.0f} MiB of files are kept"
 
 
 def _fault(name: str, do: Callable[[Measuring], None], *, with_limit: bool = False) -> Fault:
