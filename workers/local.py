@@ -18,11 +18,15 @@ from .devices import fault_of
 from .outcome import Crashed, Failed, Lost, Measured, Outcome, TimedOut
 from .placement import slots_here
 from .pool import SlotPool
-from .request import CompareRequest, PredictRequest, TrialRequest
+from .request import CompareRequest, InspectRequest, PredictRequest, TrialRequest
 from .trial.environment import trial_environment
 from .turns import take_turns
 
 _LOOK_S = 0.1
+TURNS = "AUTOTUNE_SERVICE_TURNS"
+"""Environment variable of a service's drivers: whose searches take turns on this machine's processors, by trial."""
+_YIELD_S = 0.25
+"""For which a device is left to those that wait, who look every tenth of a second."""
 _PEER = "3i"
 """``struct ucred``: process, user, group. Source: unix(7), SO_PEERCRED"""
 _Key = tuple[int, frozenset[tuple[str, str]]]
@@ -79,19 +83,29 @@ class LocalSlot:
     def run(self, request: TrialRequest) -> Outcome:
         """Run a trial on the server of its environment, or two that take turns, each on one of its own: ``Lost`` where
         there cannot be one, or the slot is closed."""
-        gpus = self._base.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if request.device != "cuda" or gpus == [""] or isinstance(request, PredictRequest):
+        shared = self._shared(request)
+        if not shared:
             return self._run_here(request)
         with contextlib.ExitStack() as stack:
-            held = [stack.enter_context(alone_on(gpu, lambda: self._is_closed)) for gpu in sorted(gpus)]
+            held = [stack.enter_context(alone_on(device, lambda: self._is_closed)) for device in shared]
             outcome = self._run_here(request)
         waited_for = next((process for process in held if process is not None), None)
         if waited_for is None or not isinstance(outcome, Measured):
             return outcome
-        said = f"process {waited_for}, another search, uses the same GPU: its trials and these wait for each other"
+        what = "GPU" if request.device == "cuda" else "processors"
+        said = f"process {waited_for}, another search, uses the same {what}: its trials and these wait for each other"
         measurement = outcome.measurement
         measurement = measurement.model_copy(update={"warnings": (*measurement.warnings, said)})
         return outcome.model_copy(update={"measurement": measurement})
+
+    def _shared(self, request: TrialRequest) -> list[str]:
+        """What no other search may use meanwhile: its GPUs; or where a service's searches are timed, the processors."""
+        if isinstance(request, PredictRequest):
+            return []
+        if request.device == "cuda":
+            return sorted(filter(None, self._base.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+        turns = self._base.get(TURNS)
+        return [f"processors {turns}"] if turns and not isinstance(request, InspectRequest) else []
 
     def _run_here(self, request: TrialRequest) -> Outcome:
         if isinstance(request, CompareRequest):
@@ -147,14 +161,15 @@ def _why_none(reason: OSError) -> str:
 
 
 @contextlib.contextmanager
-def alone_on(gpu: str, is_over: Callable[[], bool]) -> Iterator[int | None]:
-    """Hold a GPU within the block, once no other process does: of two searches on one, each would measure the other.
+def alone_on(device: str, is_over: Callable[[], bool]) -> Iterator[int | None]:
+    """Hold a device within the block, once no other process does: of two searches on one, each would measure the other.
+    Who has waited meanwhile is next.
 
     A name that the system gives to one socket at a time (unix(7), abstract addresses) ends with its process, and needs
     no file that one user makes and another may not open. Where there are none such, nothing is held.
 
     Args:
-        gpu: its UUID.
+        device: a GPU's UUID, or the processors' name.
         is_over: asked while another holds it; True ends the wait, and holds nothing.
 
     Yields:
@@ -162,29 +177,34 @@ def alone_on(gpu: str, is_over: Callable[[], bool]) -> Iterator[int | None]:
     """
     waited_for: int | None = None
     with socket.socket(socket.AF_UNIX) as own:
-        while not _holds(own, gpu) and not is_over():
-            waited_for = _holder(gpu)
+        while not _holds(own, device) and not is_over():
+            waited_for = _holder(device)
             time.sleep(_LOOK_S)
         yield waited_for
+        own.setblocking(False)
+        with contextlib.suppress(OSError):
+            own.accept()[0].close()  # somebody has looked who holds it
+            own.close()
+            time.sleep(_YIELD_S)
 
 
-def _holds(own: socket.socket, gpu: str) -> bool:
+def _holds(own: socket.socket, device: str) -> bool:
     try:
-        own.bind(_address(gpu))
+        own.bind(_address(device))
         own.listen()
     except OSError as reason:
         return reason.errno != errno.EADDRINUSE
     return True
 
 
-def _holder(gpu: str) -> int:
+def _holder(device: str) -> int:
     with socket.socket(socket.AF_UNIX) as other, contextlib.suppress(OSError, AttributeError):
         other.settimeout(_LOOK_S)
-        other.connect(_address(gpu))
+        other.connect(_address(device))
         found = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_PEER))
         return int(struct.unpack(_PEER, found)[0])
     return 0
 
 
-def _address(gpu: str) -> str:
-    return f"\0autotune {gpu}"
+def _address(device: str) -> str:
+    return f"\0autotune {device}"

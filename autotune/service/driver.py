@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from ..workers.local import TURNS
 from ..workers.process import ProcessId, end, end_all_with, identify
 from .findings import Documents, read_documents
 from .spec import SearchSpec, arguments
@@ -232,6 +234,7 @@ class Driver:
             *arguments(spec, place),
         ]
         environment = _environment(os.environ, server.pass_env, search_id, attempt)
+        environment[TURNS] = hashlib.sha256(os.fsencode(folder.path.parents[1].resolve())).hexdigest()[:16]
         result, log = folder.begin_output()
         if user is not None:
             environment = {k: v for k, v in environment.items() if not k.startswith("XDG_")} | user.environment(

@@ -75,7 +75,7 @@ class RunnerOptions:
     """Options of a server's drivers."""
 
     num_searches: int = 1
-    """Searches at a time: two on one device would disturb each other's timing."""
+    """Searches at a time; on this machine's devices they take turns by trial."""
     lease_s: float = 30.0
     """A lease without a sign of life ends after so many seconds."""
     beat_s: float = 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.workers import Lost, Measured, MeasureRequest
 from autotune.workers import local as claim
-from autotune.workers.local import LocalSlot, alone_on
+from autotune.workers.local import TURNS, LocalSlot, alone_on
 
 HOLD = """
 import sys
@@ -27,6 +28,14 @@ from autotune.workers.local import alone_on
 with alone_on(sys.argv[1], lambda: False) as waited_for:
     print(waited_for, flush=True)
     sys.stdin.read()
+"""
+TWICE = """
+import sys
+from autotune.workers.local import alone_on
+for _ in range(2):
+    with alone_on(sys.argv[1], lambda: False) as waited_for:
+        print(waited_for, flush=True)
+        sys.stdin.readline()
 """
 REQUEST = MeasureRequest(
     id="1",
@@ -38,9 +47,9 @@ REQUEST = MeasureRequest(
 
 
 @contextmanager
-def another_search(gpu: str) -> Any:
-    """A process that has a trial on a GPU."""
-    command = [sys.executable, "-c", HOLD, gpu]
+def another_search(device: str, script: str = HOLD) -> Any:
+    """A process that has a trial on a device."""
+    command = [sys.executable, "-c", script, device]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "None\n"
@@ -53,9 +62,9 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "_LOOK_S", 0.01)
 
 
-def slot(monkeypatch: pytest.MonkeyPatch, gpu: str) -> LocalSlot:
+def slot(monkeypatch: pytest.MonkeyPatch, gpu: str, **more: str) -> LocalSlot:
     """Whose trials are measured at once."""
-    found = LocalSlot({"CUDA_VISIBLE_DEVICES": gpu}, name=gpu)
+    found = LocalSlot({"CUDA_VISIBLE_DEVICES": gpu, **more}, name=gpu)
     server = SimpleNamespace(run=lambda request: Measured(measurement=measurement(8.0)), is_up=lambda: True)
     monkeypatch.setattr(found, "_server", lambda key: None if found._is_closed else server)
     return found
@@ -84,6 +93,43 @@ def test_a_search_waits_for_anothers_trial_and_is_told_whose(monkeypatch: pytest
     assert isinstance(outcome, Measured)
     (said,) = outcome.measurement.warnings
     assert said.startswith(f"process {other.pid}, another search, uses the same GPU")
+
+
+@pytest.mark.medium
+def test_who_has_waited_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the other's next trial comes at once."""
+    looked, find = threading.Event(), claim._holder
+    monkeypatch.setattr(claim, "_holder", lambda device: (find(device), looked.set())[0])
+
+    def wait(other: Any) -> tuple[int | None, bool]:
+        with alone_on("GPU-g", lambda: False) as waited_for:
+            return waited_for, not select.select([other.stdout], [], [], 0)[0]
+
+    with another_search("GPU-g", TWICE) as other, ThreadPoolExecutor() as threads:
+        future = threads.submit(wait, other)
+        assert looked.wait(timeout=10)
+        other.stdin.write("\n")
+        other.stdin.flush()
+        try:
+            assert future.result(timeout=10) == (other.pid, True)
+        finally:
+            other.kill()
+
+
+@pytest.mark.medium
+def test_searches_of_one_service_take_turns_on_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By trial; those of another do not wait for them."""
+    request = REQUEST.model_copy(update={"device": "cpu"})
+    with another_search("processors here") as other, ThreadPoolExecutor() as threads:
+        assert isinstance(slot(monkeypatch, "", **{TURNS: "there"}).run(request), Measured)
+        future = threads.submit(slot(monkeypatch, "", **{TURNS: "here"}).run, request)
+        with pytest.raises(TimeoutError):
+            future.result(timeout=0.2)
+        other.kill()
+        outcome = future.result(timeout=10)
+    assert isinstance(outcome, Measured)
+    (said,) = outcome.measurement.warnings
+    assert said.startswith(f"process {other.pid}, another search, uses the same processors")
 
 
 def test_a_slot_that_is_closed_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from service_runs import ENDS, OPTIONS, bearer, serving, submit, until
 from autotune.errors import UserError
 from autotune.service.driver import SearchFolder
 from autotune.service.users import User, find_user
+from autotune.workers.local import TURNS
 
 PYTHON = "/usr/bin/python3"
 """One that any user can start; that of the tests may be in somebody's home."""
@@ -126,6 +127,7 @@ def test_a_task_of_another_user_reaches_nothing_of_the_servers_or_of_others(plac
         assert len(told["held"]) == 15
         assert told["ids"] == [STRANGER.uid, STRANGER.gid, []]
         assert not [name for name, value in told["had"].items() if "secret" in value or "root/.cache" in value]
+        assert told["had"][TURNS], "it takes no turns with the service's other searches"
         assert {told["had"][name].removeprefix(f"{folder.path}/") for name in ("HOME", "TMPDIR")} == {"home", "tmp"}
         shown = [client.get(f"/v1/searches/{search_id}/{what}").text for what in ("log", "plan", "report", "events")]
         assert "top secret" not in f"{shown} {search} {folder.read_trial_log('s-1', 1)} {folder.read_documents()}"
