@@ -347,6 +347,14 @@ def test_a_search_that_cannot_be_is_refused(client, change):
     assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
 
 
+def test_a_part_of_a_name_has_no_null(client):
+    """With one, SQLite would find every name."""
+    submit(client, trials=1)
+    for what in ("name", "owner"):
+        assert client.get(f"/v1/searches?{what}=%00").status_code == 422
+        assert client.get(f"/v1/searches?{what}=%0A").json() == []
+
+
 def test_an_archive_under_another_hash_is_refused(client):
     answer = client.put(f"/v1/archives/{'0' * 64}", content=archive(x="1"))
     assert (answer.status_code, "SHA-256" in answer.json()["detail"]) == (422, True)

@@ -30,6 +30,8 @@ ROUTES = APIRouter(prefix="/v1", route_class=GuardedRoute, responses=refusals(40
 _MOST_WAIT_S = 60.0
 _LONGEST_KEY = 199
 """Characters: with its owner's name before it, it is to fit into its column."""
+_NO_NULL = r"^[^\x00]*$"
+"""SQLite's LIKE ends there, and finds everything; PostgreSQL refuses it."""
 _BINARY = {"type": "string", "format": "binary"}
 _TAR = {"content": {"application/octet-stream": {"schema": _BINARY}}}
 _BODY = {"requestBody": {"required": True, **_TAR}}
@@ -224,8 +226,8 @@ def list_searches(
     request: Request,
     caller: Reader,
     state: Annotated[list[State] | None, Query(max_length=len(State))] = None,
-    owner: Annotated[str | None, Query(max_length=200)] = None,
-    name: Annotated[str | None, Query(max_length=200)] = None,
+    owner: Annotated[str | None, Query(max_length=200, pattern=_NO_NULL)] = None,
+    name: Annotated[str | None, Query(max_length=200, pattern=_NO_NULL)] = None,
     before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> Response:
