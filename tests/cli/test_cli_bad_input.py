@@ -393,6 +393,7 @@ def hanging(folder: Path, words: str = "trial 1 starts") -> Running:
 def test_ctrl_c_before_anything_was_measured_writes_nothing_and_keeps_the_study(folder):
     running = hanging(folder, "study hangs-1: ")
     running.process.send_signal(signal.SIGINT)
+    running.read_until("Ctrl-C again stops at once")  # two at once may arrive as one
     running.process.send_signal(signal.SIGINT)
     ended = running.finish()
     assert (ended.returncode, ended.stdout, ended.left_behind) == (130, "", [])
