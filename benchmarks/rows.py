@@ -22,8 +22,9 @@ def environment(device: Literal["cpu", "cuda"]) -> dict[str, Any]:
     """What a row is worth nothing without: device, versions, date, command."""
     import torch
 
-    script = Path(sys.argv[0])
-    module = script.parent.name if script.stem == "__main__" else script.stem
+    script = Path(sys.argv[0]).resolve()
+    inside = script.relative_to(HERE) if script.is_relative_to(HERE) else Path(script.name)
+    module = ".".join(part for part in inside.with_suffix("").parts if part != "__main__")
     return {
         "device": inspect_device(device).name,
         "processors": num_processors(),
