@@ -6,7 +6,7 @@ import select
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from search_tables import measurement
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
-from autotune.workers import Lost, Measured, MeasureRequest
+from autotune.workers import Lost, Measured, MeasureRequest, Outcome
 from autotune.workers import local as claim
 from autotune.workers.local import TURNS, LocalSlot, alone_on
 
@@ -81,17 +81,23 @@ def test_two_cards_are_two() -> None:
         assert waited_for is None
 
 
+def told_once_killed(future: Future[Outcome], other: subprocess.Popen[str]) -> str:
+    """What a trial that waits for another search's says, which is killed meanwhile."""
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0.2)
+    other.kill()
+    outcome = future.result(timeout=10)
+    assert isinstance(outcome, Measured)
+    (said,) = outcome.measurement.warnings
+    return said
+
+
 @pytest.mark.medium
 def test_a_search_waits_for_anothers_trial_and_is_told_whose(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where that was killed."""
     with another_search("GPU-c") as other, ThreadPoolExecutor() as threads:
         future = threads.submit(slot(monkeypatch, "GPU-c").run, REQUEST)
-        with pytest.raises(TimeoutError):
-            future.result(timeout=0.2)
-        other.kill()
-        outcome = future.result(timeout=10)
-    assert isinstance(outcome, Measured)
-    (said,) = outcome.measurement.warnings
+        said = told_once_killed(future, other)
     assert said.startswith(f"process {other.pid}, another search, uses the same GPU")
 
 
@@ -123,12 +129,7 @@ def test_searches_of_one_service_take_turns_on_processors(monkeypatch: pytest.Mo
     with another_search("processors here") as other, ThreadPoolExecutor() as threads:
         assert isinstance(slot(monkeypatch, "", **{TURNS: "there"}).run(request), Measured)
         future = threads.submit(slot(monkeypatch, "", **{TURNS: "here"}).run, request)
-        with pytest.raises(TimeoutError):
-            future.result(timeout=0.2)
-        other.kill()
-        outcome = future.result(timeout=10)
-    assert isinstance(outcome, Measured)
-    (said,) = outcome.measurement.warnings
+        said = told_once_killed(future, other)
     assert said.startswith(f"process {other.pid}, another search, uses the same processors")
 
 

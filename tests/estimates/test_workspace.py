@@ -158,6 +158,12 @@ def test_a_matrix_product_takes_no_workspace_on_a_card(side: int, expected: floa
     assert found / 2**20 == pytest.approx(expected, abs=0.01)
 
 
+def test_a_transposed_one_is_no_such_product():
+    """No card's allocations told of one: copies are planned for. A 1x1 weight lies in both layouts."""
+    x, weight = tensor(64, 64, 56, 56), tensor(64, 64, 1, 1)
+    assert forward(x, weight, 1, 0, transposed=True, target="cuda") == 2 * x.nbytes
+
+
 @pytest.mark.parametrize(
     ("groups", "width", "expected"),
     [(1, 3, 0), (2, 3, 9), (2, 1, 0), (64, 3, 0), (2, 5, 25)],

@@ -3,9 +3,9 @@
 By default torch takes the kernel that cuDNN's heuristics name first, mostly one for tensor cores. These read and write
 channels_last, so that contiguous operands are copied into one workspace: right for convnext_large and whisper on three
 cards (``python -m benchmarks.cards``). Forward of a 1x1 convolution of stride 1 is a matrix product in either layout,
-and takes none: allocations of a ResNet-50 and a ResNet-152 on an H200 (torch 2.11, cuDNN 9.19). Kernels that transform
-their operands take more, and nothing in the shapes tells which is chosen: regnet_y_128gf took 15 GiB more at 136
-samples than at 128, on an H100 and not on an L40S.
+and takes none, as a ResNet-50 and a ResNet-152 showed on an H200 (``benchmarks/results/gpu/h200-workspaces.json``).
+Kernels that transform their operands take more, and nothing in the shapes tells which is chosen: regnet_y_128gf took 15
+GiB more at 136 samples than at 128, on an H100 and not on an L40S.
 
 Source: aten/src/ATen/native/cudnn/Conv_v8.cpp, run_conv_plan, try_configs and get_generator_sources.
 """
@@ -29,7 +29,7 @@ def cudnn_convolution(
     transposed: bool, output_padding: list[int], groups: int,
 ) -> int:  # fmt: skip
     """Copies of input, weight and result, where these are not channels_last."""
-    is_product = groups == 1 and math.prod((*weight.shape[2:], *stride)) == 1
+    is_product = not transposed and groups == 1 and math.prod((*weight.shape[2:], *stride)) == 1
     if is_product or _is_torchs_own(weight, transposed, groups):
         return 0
     is_last = is_channels_last(x) or is_channels_last(weight)
