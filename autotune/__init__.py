@@ -21,6 +21,7 @@ _HOMES = {
     "apply_to_model": "training.apply_pieces",
     "apply_to_optimizer": "training.apply_pieces",
     "estimate": "api",
+    "fit": "fitting.fit",
     "from_lightning": "integrations.lightning.task",
     "from_trainer": "integrations.trainer_task",
     "load_plan": "plan",
@@ -40,6 +41,7 @@ __all__ = [
     "apply_to_model",
     "apply_to_optimizer",
     "estimate",
+    "fit",
     "from_lightning",
     "from_trainer",
     "load_plan",
@@ -61,6 +63,7 @@ if _found := conflict():
 
 if TYPE_CHECKING:
     from .api import estimate, search, verify
+    from .fitting.fit import fit
     from .integrations.lightning.task import from_lightning
     from .integrations.trainer_task import from_trainer
     from .plan import Plan, load_plan

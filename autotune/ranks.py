@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -38,6 +41,20 @@ ALONE = Ranks()
 """One process trains by itself."""
 
 
+_alone = ContextVar("_alone", default=False)
+"""Whether this process is taken for one by itself."""
+
+
+@contextmanager
+def by_itself() -> Iterator[None]:
+    """Within the block this process has no others beside it: what it traces of a step is its own part."""
+    before = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(before)
+
+
 def world_size() -> int:
     """Number of ranks: of torch.distributed's default group, or as torchrun has set it."""
     return this_rank().size
@@ -45,7 +62,9 @@ def world_size() -> int:
 
 def this_rank() -> Ranks:
     """This process's place: in torch.distributed's default group, or as torchrun has set it."""
-    if _has_group():
+    if _alone.get():
+        return ALONE
+    if has_group():
         distributed = sys.modules["torch.distributed"]
         return Ranks(distributed.get_rank(), distributed.get_world_size())
     size, rank = (os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK"))
@@ -73,8 +92,8 @@ def join_ranks(device: torch.device) -> Ranks:
     if device.type == "cuda":
         from .device_memory.context import open_context
 
-        open_context(None if _has_group() else own_gpu())
-    if ranks.size > 1 and not _has_group():
+        open_context(None if has_group() else own_gpu())
+    if ranks.size > 1 and not has_group():
         import torch.distributed
 
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
@@ -111,6 +130,7 @@ def gathered(value: Any) -> list[Any]:
     return found
 
 
-def _has_group() -> bool:
+def has_group() -> bool:
+    """Whether torch.distributed has its default group."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()

@@ -80,8 +80,17 @@ class SearchSpace(_Rows):  # a row for each technique, whatever techniques there
         Raises:
             SpaceError: not YAML, not a space, or an unknown technique or value.
         """
+        return cls.of(read_yaml(text, source, SpaceError), source)
+
+    @classmethod
+    def of(cls, rows: Any, source: str = "space") -> Self:
+        """The space of these rows; ``source`` names them in errors.
+
+        Raises:
+            SpaceError: an unknown technique or value.
+        """
         try:
-            return cls.model_validate(read_yaml(text, source, SpaceError))
+            return cls.model_validate(rows)
         except ValidationError as error:
             raise SpaceError(explain(error, source, cls)) from None
 

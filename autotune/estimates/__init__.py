@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from .types import Calibration, Estimate, EstimateOptions, Fill, Fit, Interval, Prediction, PredictOptions, untried
+from .types import (
+    Calibration,
+    Cheapest,
+    CheapestOptions,
+    Estimate,
+    EstimateOptions,
+    Fill,
+    Fit,
+    Interval,
+    Prediction,
+    PredictOptions,
+    untried,
+)
 
 __all__ = [
     "Calibration",
+    "Cheapest",
+    "CheapestOptions",
     "Estimate",
     "EstimateOptions",
     "Fill",

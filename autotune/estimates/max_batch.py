@@ -69,7 +69,7 @@ def _estimate(prediction: Predictor, task: Task, options: EstimateOptions) -> Es
         blocks=_blocks(prediction, task, options),
         phase=moment.phase,
         module=moment.module,
-        fills=tuple(_fills(trace)),
+        fills=tuple(fills_of(trace)),
         seconds=time.perf_counter() - began_s,
     )
 
@@ -114,7 +114,7 @@ def _largest(prediction: Predictor, limit_bytes: int, most: int, takes: Callable
     return None if micro is None else prediction.fit(micro)
 
 
-def _fills(trace: Trace) -> Iterable[Fill]:
+def fills_of(trace: Trace) -> Iterable[Fill]:
     """Bytes alive at the peak, by kind, and activations by module too."""
     alive = list(trace.alive_at(trace.peak_moment()))
     groups = _groups({one.module for one in alive if one.kind == "activation"})

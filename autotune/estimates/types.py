@@ -122,6 +122,16 @@ class EstimateOptions(_Options):
         return min(self.reference_micro or self.reference_batch, self.most)
 
 
+class CheapestOptions(EstimateOptions):
+    """Which of several combinations of techniques is the cheapest that fits?"""
+
+    combinations: tuple[Settings, ...]
+    """To choose from, the job as it stands first. With ``choose_blocks``, of each as many blocks are recomputed as it
+    takes, whatever its own checkpointing."""
+    limit_bytes: PositiveInt
+    """What the device may charge the process."""
+
+
 class PredictOptions(_Options):
     """Configurations whose memory and work are to be predicted."""
 
@@ -206,3 +216,48 @@ class Estimate(_Frozen):
     """What fills the peak, the largest first: of the largest batch, else of the smallest."""
     seconds: float
     """Time that the estimate took."""
+
+
+class Foretold(_Frozen):
+    """What is predicted of an optimizer step with some settings."""
+
+    settings: Settings
+    """Without a batch."""
+    process: Interval
+    """What the device charges the process."""
+    work: float
+    """Bytes that the step moves, with operations converted to bytes and what counting leaves out: the longer, the more
+    time it takes."""
+
+
+class Cheapest(_Frozen):
+    """The settings of least work that are predicted to fit."""
+
+    chosen: Foretold | None
+    """None where nothing fits."""
+    stock: Foretold
+    """The job as it stands."""
+    least: Foretold
+    """Of all that was looked at, what takes least memory."""
+    how: Literal["traced", "probed"]
+    """``traced`` over fake tensors; ``probed`` by real steps."""
+    reason: str | None = None
+    """Why it could not be traced."""
+    phase: str
+    """The phase in which the peak of ``chosen`` is, or of ``least`` where nothing fits."""
+    module: str
+    """The module whose forward or backward makes the allocation at that peak."""
+    fills: tuple[Fill, ...]
+    """What fills that peak, the largest first."""
+    seconds: float
+    """Time that the choice took."""
+
+    @property
+    def shown(self) -> Foretold:
+        """What ``phase``, ``module`` and ``fills`` are of."""
+        return self.chosen or self.least
+
+    @property
+    def times_work(self) -> float:
+        """The work of what was chosen over that of the job as it stands."""
+        return self.shown.work / self.stock.work if self.stock.work else 1.0

@@ -162,9 +162,10 @@ def _moved_bytes(memory_model: MemoryModel, micro: int) -> Mapping[tuple[str, Ph
         first, *_, last = memory_model.steps
         share = (micro - memory_model.batches[0]) / (memory_model.batches[-1] - memory_model.batches[0])
     places = {**first.work, **last.work}
-    one, other = ({place: _as_bytes(step.work.get(place, Work())) for place in places} for step in (first, last))
+    one, other = ({place: as_bytes(step.work.get(place, Work())) for place in places} for step in (first, last))
     return {place: one[place] + (other[place] - one[place]) * share for place in places}
 
 
-def _as_bytes(work: Work) -> float:
+def as_bytes(work: Work) -> float:
+    """Work as one number: bytes moved, with operations converted by FLOPS_PER_BYTE."""
     return work.flops / FLOPS_PER_BYTE + work.num_bytes

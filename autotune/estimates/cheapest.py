@@ -1,0 +1,162 @@
+"""``cheapest``: of some combinations of techniques, the settings of least work that are predicted to fit a limit."""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import lru_cache
+
+from ..errors import PlanError
+from ..measure.profiling.rows import peak_moment
+from ..task import Task
+from ..techniques import Settings
+from ..techniques.checkpointing import Checkpointing
+from .checkpointing.block_choice import Places, as_bytes
+from .checkpointing.process_choice import ProcessChoice
+from .max_batch import fills_of
+from .memory_model_cache import MemoryModelCache
+from .predictor import Predictor
+from .tracing.fake_step import Untraceable
+from .types import Cheapest, CheapestOptions, Foretold, Interval
+
+_MOST_KEPT = 6
+"""Predictors kept at a time. Each holds its traces, and the task's model where it was probed."""
+
+
+def cheapest(
+    task: Task,
+    options: CheapestOptions,
+    base_bytes: int | None = None,
+    memory_models: MemoryModelCache | None = None,
+) -> Cheapest:
+    """Choose settings for the job's own batch.
+
+    Combinations are looked at in the order of the work that they are believed to add, and none that adds more than the
+    best so far: most need not be traced.
+
+    Args:
+        task: what they are applied to.
+        options: what to choose from, the device that is planned for, and its limit.
+        base_bytes: what the process is charged without the step's tensors; None finds out.
+        memory_models: the task's, where they serve further calls.
+
+    Returns:
+        The choice; the upper end of its interval is within the limit.
+
+    Raises:
+        Exception: whatever the user's code raises.
+    """
+    began_s = time.perf_counter()
+    choice = _Choice(task, options, base_bytes, memory_models)
+    stock, *others = options.combinations
+    choice.consider(stock)
+    for combination in sorted(others, key=_is_believed_to_take):
+        choice.consider(combination)
+    return choice.result(began_s)
+
+
+class _Choice:
+    """What is known so far."""
+
+    def __init__(
+        self, task: Task, options: CheapestOptions, base_bytes: int | None, memory_models: MemoryModelCache | None
+    ) -> None:
+        self._task, self._options, self._micro = task, options, options.own_micro
+        self._stock = Predictor(task, self._asked(options.combinations[0]), base_bytes, memory_models, (self._micro,))
+        self._places = Places.of(task) if options.choose_blocks else Places(0, {})
+        self._of = lru_cache(_MOST_KEPT)(self._predictor)
+        self._seen: list[Foretold] = []
+        self._best: Foretold | None = None
+
+    def consider(self, combination: Settings) -> None:
+        """Look at a combination, where it may be better than the best."""
+        if self._best is not None and _only_adds(combination):
+            least = self._seen[0].work * _is_believed_to_take(combination)
+            if least >= self._best.work:
+                return
+        try:
+            self._look_at(combination)
+        except PlanError:  # this model cannot have it
+            if not self._seen:
+                raise
+
+    def _look_at(self, combination: Settings) -> None:
+        plain = combination.having(Checkpointing())
+        if not self._seen:
+            self._note(combination)
+        blocks = self._blocks(plain) if self._options.choose_blocks else ()
+        every = tuple(range(self._places.num_blocks))
+        found = self._note(plain.having(Checkpointing.of(every if blocks is None else blocks, len(every))))
+        fits = found.process.high <= self._options.limit_bytes
+        if fits and (self._best is None or found.work < self._best.work):
+            self._best = found
+
+    def _blocks(self, plain: Settings) -> tuple[int, ...] | None:
+        """As few as it takes; all where no trace tells which, None where not even those are enough."""
+
+        def predictor(checkpointing: Checkpointing) -> Predictor:
+            return self._of(plain.having(checkpointing))
+
+        choice = ProcessChoice(self._places, predictor)
+        try:
+            return choice.choose(plain, self._micro, self._options.limit_bytes, lambda process: process.high)
+        except Untraceable:
+            return None
+
+    def _note(self, settings: Settings) -> Foretold:
+        predictor = self._of(settings)
+        found = Foretold(
+            settings=settings, process=self._process(settings), work=_work(predictor, self._micro, settings)
+        )
+        self._seen.append(found)
+        return found
+
+    def _process(self, settings: Settings) -> Interval:
+        return self._of(settings).process(self._micro, settings)
+
+    def _predictor(self, settings: Settings) -> Predictor:
+        if settings == self._options.combinations[0]:
+            return self._stock
+        known = self._stock.base_bytes, self._stock.memory_models
+        return Predictor(self._task, self._asked(settings), *known, (self._micro,))
+
+    def _asked(self, settings: Settings) -> CheapestOptions:
+        return self._options.model_copy(update={"settings": settings})
+
+    def result(self, began_s: float) -> Cheapest:
+        """What came of it."""
+        least = min(self._seen, key=lambda one: one.process.high)
+        found = self._of((self._best or least).settings).memory_model(self._micro)
+        trace = found.memory_model.at(self._micro)
+        moment = peak_moment(trace)
+        return Cheapest(
+            chosen=self._best,
+            stock=self._seen[0],
+            least=least,
+            how=found.how,
+            reason=found.reason,
+            phase=moment.phase,
+            module=moment.module,
+            fills=tuple(fills_of(trace)),
+            seconds=time.perf_counter() - began_s,
+        )
+
+
+def _work(predictor: Predictor, micro: int, settings: Settings) -> float:
+    """The work of an optimizer step, with what is believed of techniques that counting leaves out. What recomputing
+    blocks takes is counted."""
+    step, optimizer = predictor.memory_model(micro).memory_model.work(micro)
+    passes = predictor.fit(micro).accumulate
+    counted = as_bytes(step) * passes / min(passes, 2) + as_bytes(optimizer)
+    return counted * _is_believed_to_take(settings)
+
+
+def _is_believed_to_take(settings: Settings) -> float:
+    """Times as long as it is counted, by the prior of a search."""
+    gains = settings.having(Checkpointing()).prior_gains().values()
+    return math.exp(-sum(mean for mean, _ in gains))
+
+
+def _only_adds(settings: Settings) -> bool:
+    """Whether it can but take longer than the job as it stands."""
+    return all(one.trades_time for one in settings.chosen())

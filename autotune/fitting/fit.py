@@ -1,0 +1,207 @@
+"""``autotune.fit``: changes a model in place so that its training fits a memory budget, without running it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..errors import AutotuneError, NothingFits, TaskError, UserError
+from ..estimates import Cheapest, CheapestOptions
+from ..estimates.cards import on_device
+from ..plan import Budget, Plan
+from ..randomness import undisturbed
+from ..ranks import gathered, has_group, this_rank
+from ..techniques import TECHNIQUES, Facts
+from ..techniques.checkpointing import Checkpointing
+from ..units import ceil_mib, format_bytes, parse_bytes
+from ..words import settings_words
+from .choices import Techniques, combinations_of, is_of_step
+from .fitted import Fitted, what_binds
+from .job import Job
+from .whole_batch import WHOLE, Loss, own_loss
+
+
+def fit(
+    model: nn.Module,
+    batch: Any,
+    budget: str | int,
+    *,
+    loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
+    techniques: Techniques | None = None,
+    max_grad_norm: float | None = None,
+    blocks: Sequence[str] = (),
+    dry_run: bool = False,
+) -> Fitted:
+    """Change a model in place so that a training step on such a batch fits a memory budget, at the least time.
+
+    One step is traced over fake tensors, which takes seconds and no memory to speak of; nothing is trained. Chosen are
+    the blocks to recompute and memory-saving layers: what keeps the arithmetic, and the batch. Where the step asks for
+    values, which fake tensors do not have, a copy of the model takes real steps on the CPU, three for each choice that
+    is looked at.
+
+    Under ``torchrun`` call it in every rank, once the process group is there and before ``DistributedDataParallel``
+    wraps the model: all ranks take the choice of the one whose step takes most.
+
+    Args:
+        model: on the device that it trains on, or on the CPU or the meta device for another. Not wrapped, compiled or
+            sharded; with its modes as it trains.
+        batch: as the loop gives it to the model, of the largest shapes that will come: a dict of keywords, a tuple of
+            arguments, or what ``loss`` takes.
+        budget: what the device may charge the process, ``"8GiB"`` or bytes. A predicted peak times 1.03 stays within.
+        loss: (model, batch) -> scalar; None is what the model returns, by itself or as ``.loss``.
+        optimizer: of the model's parameters, or a function of them that builds it; None assumes AdamW.
+        device: that is planned for; None is the model's.
+        techniques: names of those to choose from, or choices of each as a search space has them: ``{"precision":
+            [{"kind": "bf16"}]}``. None is recomputed blocks and memory-saving layers. ``"optimizer_step"`` adds the
+            optimizer's step within backward, for loops that neither clip, log nor accumulate gradients.
+        max_grad_norm: what the loop clips the norm of all gradients at; None where it does not.
+        blocks: module paths of the blocks to choose from, or of containers of them; none are found by themselves.
+        dry_run: choose, and leave everything as it is.
+
+    Returns:
+        What was chosen, its predicted peak with an interval, and what binds. Compute the loss by ``fitted.loss(model,
+        batch)``, or in ``fitted.forward_context()``, where ``fitted.needs_context`` is true.
+
+    Raises:
+        NothingFits: no choice fits, with the smallest budget that one does and what binds.
+        UserError: the budget is none, or the model lies on several devices or none that is known.
+        TaskError: the model does not take the batch, returns no loss, or cannot be copied.
+        SpaceError: an unknown technique, or one that changes more than model and optimizer.
+
+        After each of them everything is as it was.
+    """
+    limit_bytes = _read_budget(budget)
+    target, is_here = _place(model, device)
+    job = Job(model, batch, loss or own_loss, optimizer, tuple(blocks), max_grad_norm)
+    with undisturbed(), torch.enable_grad(), _left_alone(model):
+        facts = job.facts(target, is_here, limit_bytes)
+        combinations, chooses_blocks = combinations_of(techniques, facts, has_optimizer=optimizer is not None)
+        plain = Budget(limit=limit_bytes, device=target)
+        options = CheapestOptions(
+            **on_device(facts.device, bool(facts.conv_dims), facts.tries_kernels),
+            limit_bytes=int(limit_bytes / plain.factor),
+            reference_batch=WHOLE.micro,
+            combinations=combinations,
+            choose_blocks=chooses_blocks,
+        )
+        found = _agreed(lambda: job.choose(options, is_here))
+    if found.chosen is None:
+        raise NothingFits(_nearest_miss(found, options, plain, facts))
+    plan = Plan(settings=found.chosen.settings, budget=plain)
+    if not dry_run:
+        optimizer = job.apply(plan)
+    built = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+    return Fitted(plan, model, built, found, facts, not dry_run, tuple(job.notes(found, limit_bytes)), job.loss)
+
+
+def _read_budget(budget: str | int) -> int:
+    try:
+        limit_bytes = parse_bytes(budget)
+    except ValueError as error:
+        raise UserError(f"fit: budget: {error}") from None
+    if limit_bytes <= 0:
+        raise UserError(f"fit: budget: bytes above 0 were expected, but got {budget!r}.")
+    return limit_bytes
+
+
+def _place(model: nn.Module, device: str | None) -> tuple[Literal["cpu", "cuda"], bool]:
+    """The type of the device that is planned for, and whether the model is there already, on a card.
+
+    Raises:
+        UserError: there is no such device, or no one device.
+        TaskError: it is no model that fit can change.
+    """
+    if not isinstance(model, nn.Module):
+        raise TaskError(f"fit: model: a torch.nn.Module was expected, but got {type(model).__name__}.")
+    wrapper = type(model).__name__
+    if wrapper.startswith(("FSDP", "Distributed", "DataParallel")) or hasattr(model, "_orig_mod"):
+        raise TaskError(
+            f"fit: the model is wrapped, sharded or compiled already ({wrapper}), and what fit changes comes before "
+            "that. Give the model as it was built."
+        )
+    found = sorted({str(p.device) for p in model.parameters()})
+    if len(found) > 1:
+        raise UserError(
+            f"fit: the model's parameters lie on {' and '.join(found)}, and a budget is of one device. Move them to "
+            "one."
+        )
+    if not found:
+        raise TaskError("fit: the model has no parameters, so that no step trains it.")
+    own = found[0].partition(":")[0]
+    if device not in (None, "cpu", "cuda") or (own not in ("cpu", "cuda", "meta")):
+        raise UserError(f"fit: device: cpu or cuda was expected, but got {device or own}.")
+    if device == "cpu" and own == "cuda":
+        raise UserError("fit: device: the model is on a CUDA device, and a CPU was asked for. Move it there.")
+    target: Literal["cpu", "cuda"] = "cuda" if "cuda" in (device, own) else "cpu"
+    return target, own == "cuda"
+
+
+def _agreed(choose: Callable[[], Cheapest]) -> Cheapest:
+    """The choice of the rank whose step takes most as it stands: it fits in all.
+
+    Raises:
+        AutotuneError: it could not be made, in one of them.
+    """
+    ranks = this_rank()
+    if ranks.size == 1:
+        return choose()
+    if not has_group():
+        raise UserError(
+            f"fit: this is one of {ranks.size} ranks (torchrun), which have to choose alike. Call it once they have "
+            "their group: torch.distributed.init_process_group()."
+        )
+    found: Cheapest | AutotuneError
+    try:
+        found = choose()
+    except AutotuneError as error:
+        found = error
+    every = gathered(found)
+    if isinstance(found, AutotuneError):
+        raise found
+    for rank, one in enumerate(every):
+        if isinstance(one, AutotuneError):
+            raise type(one)(f"rank {rank}: {one}")
+    largest: Cheapest = max(every, key=lambda one: (one.chosen is None, one.stock.process.high))
+    return largest
+
+
+def _nearest_miss(found: Cheapest, options: CheapestOptions, budget: Budget, facts: Facts) -> str:
+    assert budget.limit is not None, "set by fit"
+    least = ceil_mib(math.ceil(found.least.process.high * budget.factor))
+    tried = {one.name for settings in (*options.combinations, found.least.settings) for one in settings.chosen()}
+    tried |= {Checkpointing.name} if options.choose_blocks else set()
+    trades = (one for one in TECHNIQUES.values() if is_of_step(one) and one.trades_time)
+    more = [one.name for one in trades if one.name not in tried and len(one.choices(facts)) > 1]
+    return (
+        f"fit: nothing fits within {format_bytes(budget.limit)}. The smallest budget that works is "
+        f"{format_bytes(least)} ({settings_words(found.least.settings, facts)}); what binds there is "
+        f"{what_binds(found)}. Allow that much, or give a smaller batch"
+        f"{', or techniques= with ' + ', '.join(more) if more else ''}."
+    )
+
+
+@contextmanager
+def _left_alone(model: nn.Module) -> Iterator[None]:
+    """Gradients of the model are the same afterwards.
+
+    Raises:
+        TaskError: they were not: the loss goes by this model, and not by the one that it is given.
+    """
+    before = [(p, p.grad) for p in model.parameters()]
+    try:
+        yield
+    finally:
+        changed = [p for p, grad in before if p.grad is not grad]
+        for p, grad in before:
+            p.grad = grad
+    if changed:
+        raise TaskError(
+            "fit: loss= trained this model itself, and not the one that it is called with. Use its first argument."
+        )

@@ -1,0 +1,209 @@
+"""``Job``: a user's model with one of its batches, for which settings are chosen, and which they are put on."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..errors import AutotuneError, Caught, PlanError, TaskError
+from ..estimates import Cheapest, CheapestOptions
+from ..estimates.allocators.process import resident_bytes as settle_process
+from ..estimates.cheapest import cheapest
+from ..estimates.memory_model import MemoryModel
+from ..estimates.memory_model_cache import MemoryModelCache
+from ..estimates.tracing.fake_step import Untraceable
+from ..measure import InspectOptions
+from ..measure.dataset import DatasetFacts
+from ..measure.facts import build_facts
+from ..measure.processes import own_peak_bytes, resident_bytes
+from ..nested import tensors_in, to_device
+from ..plan import Plan
+from ..randomness import undisturbed
+from ..ranks import by_itself, this_rank
+from ..techniques import Device, Facts, Settings
+from ..training.apply_pieces import apply_to_model, apply_to_optimizer
+from ..units import ceil_mib, format_bytes
+from .stand_in import StandIns
+from .whole_batch import WHOLE, Loss, own_loss, probed_task, traced_task
+
+_MOST_DRIFT = 2**20
+"""Bytes that the choice itself may leave in the process before it is made once more."""
+
+
+class _ReadsValues(Exception):
+    """The step cannot be traced; the message says where it asked for a value."""
+
+
+class Job:
+    """The user's model with one of its batches."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None,
+        blocks: tuple[str, ...],
+        max_grad_norm: float | None,
+    ) -> None:
+        self.loss = loss
+        self._model, self._batch, self._optimizer = model, batch, optimizer
+        self._blocks, self._max_grad_norm = blocks, max_grad_norm
+        self._stand_ins = StandIns(model, optimizer)
+        self._num_ranks = this_rank().size
+        if isinstance(optimizer, torch.optim.Optimizer):
+            own = {id(p) for p in model.parameters()}
+            if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+                raise TaskError(
+                    "fit: the optimizer has none of the model's parameters. Build it from model.parameters()."
+                )
+
+    def facts(self, target: Literal["cpu", "cuda"], is_here: bool, limit_bytes: int) -> Facts:
+        """Of the model, its optimizer and the device that is planned for."""
+        facts = build_facts(
+            self._model,
+            [self._batch],
+            DatasetFacts([], None, None, deterministic=False, stackable=False, shapes_vary=False),
+            self._stand_ins.build_optimizer(self._stand_ins.build_model()),
+            WHOLE,
+            InspectOptions(runs_model=False, allow_lossy=False),
+            "cuda" if is_here else "cpu",
+            self._blocks,
+            fingerprint="",
+            shards_by_worker=False,
+            loader_options={},
+            loader_samples_per_s={},
+            effective_batch_held=True,
+            effective_batch_assumed=False,
+            max_grad_norm=self._max_grad_norm,
+            split_error=None,
+        )
+        if target == "cpu" or is_here:
+            return facts
+        name = f"a CUDA device of {format_bytes(limit_bytes)}"
+        device = Device(type="cuda", name=name, memory_bytes=limit_bytes, bf16=True)
+        return facts.model_copy(update={"device": device})
+
+    def choose(self, options: CheapestOptions, is_here: bool) -> Cheapest:
+        """Choose by traces; by real steps where there can be none.
+
+        Raises:
+            TaskError: the model does not take the batch.
+        """
+        with by_itself():
+            try:
+                return self._by_traces(options, is_here)
+            except _ReadsValues as reason:
+                said = str(reason)
+            task = probed_task(self._stand_ins, self._batch, self.loss, self._blocks)
+            alone = {"combinations": options.combinations[:1], "reference_batch": task.batch_size}
+            with Caught(AutotuneError, MemoryError) as raised:
+                found = cheapest(task, *self._beside(options.model_copy(update=alone), is_here))
+                return found.model_copy(update={"reason": said})
+            error = raised.take()
+            raise TaskError(f"fit: the model does not take this batch: {type(error).__name__}: {error}") from error
+
+    def _by_traces(self, options: CheapestOptions, is_here: bool) -> Cheapest:
+        task = traced_task(self._stand_ins, self._batch, self.loss, self._blocks)
+        memory_models = _Traced(task, None, options.target)
+        if options.target == "cuda":
+            return cheapest(task, *self._beside(options, is_here), memory_models)
+        settle_process(Settings())  # pages of kernels, and what threads take
+        before = _resident_bytes()
+        found = cheapest(task, *self._beside(options, is_here), memory_models)
+        if _resident_bytes() - before < _MOST_DRIFT:
+            return found
+        return cheapest(task, *self._beside(options, is_here), memory_models)
+
+    def _beside(self, options: CheapestOptions, is_here: bool) -> tuple[CheapestOptions, int | None]:
+        """With what the device charges this process beside the tensors of a step: as a part of a card's context, or as
+        bytes."""
+        kind = options.target
+        optimizer = self._optimizer if isinstance(self._optimizer, torch.optim.Optimizer) else None
+        state = [] if optimizer is None else [*optimizer.state.values()]
+        tensors = itertools.chain(self._model.parameters(), self._model.buffers(), tensors_in([self._batch, state]))
+        there = (one.untyped_storage() for one in tensors if one.device.type == kind)
+        own = sum({one._cdata: one.nbytes() for one in there}.values())
+        gradients = sum(p.numel() * p.element_size() for p in self._model.parameters() if p.requires_grad)
+        more = gradients if self._num_ranks > 1 else 0  # buckets of DistributedDataParallel are a copy of them
+        if kind == "cpu":
+            return options, max(0, _resident_bytes() - own) + more
+        more += max(0, torch.cuda.memory_allocated() - own) if is_here else 0
+        return options.model_copy(update={"context": options.context.plus(more)}), None
+
+    def apply(self, plan: Plan) -> torch.optim.Optimizer | None:
+        """Put the plan on model and optimizer; the optimizer, built if it was given as a function.
+
+        Raises:
+            PlanError: it cannot be put there. Nothing of it is left then.
+        """
+        given, stock = self._optimizer, Plan(settings=Settings())
+
+        def run(model: nn.Module) -> Any:
+            with undisturbed():
+                return self.loss(model, to_device(self._batch, next(model.parameters()).device))
+
+        try:
+            apply_to_model(plan, self._model, blocks=self._blocks, run=run)
+            if given is None:
+                return None
+            built = given if isinstance(given, torch.optim.Optimizer) else given(list(self._model.parameters()))
+            return apply_to_optimizer(plan, built, max_grad_norm=self._max_grad_norm)
+        except AutotuneError:
+            apply_to_model(stock, self._model)
+            if isinstance(given, torch.optim.Optimizer):
+                apply_to_optimizer(stock, given)
+            raise
+
+    def notes(self, found: Cheapest, limit_bytes: int) -> Iterator[str]:
+        """What a reader must know."""
+        if found.how == "probed":
+            yield f"by real steps of a copy of the model, three for each choice, since {found.reason}"
+        if self._optimizer is None:
+            yield "no optimizer was given: AdamW is assumed"
+        assert found.chosen is not None, "else it is an error"
+        if any(one.has_context for one in found.chosen.settings.chosen()) and self.loss is not own_loss:
+            yield "compute the loss by fitted.loss(model, batch), or in fitted.forward_context()"
+        if found.chosen.process.value < own_peak_bytes() > limit_bytes and next(self._model.parameters()).is_cpu:
+            yield (
+                f"the process has taken {format_bytes(ceil_mib(own_peak_bytes()))} before this, more than the budget: "
+                "what is predicted is from here on"
+            )
+
+
+class _Traced(MemoryModelCache):
+    """Keeps what was traced, and takes no real steps in its place."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._known: dict[tuple[str, bool, int | None], MemoryModel] = {}
+
+    def of(self, plan: Plan, accumulates: bool, few: int | None = None) -> MemoryModel:
+        """As its base has it.
+
+        Raises:
+            _ReadsValues: the first one asked for cannot be traced.
+            PlanError: another cannot.
+        """
+        key = plan.settings.canonical(), accumulates, few
+        if key not in self._known:
+            try:
+                self._known[key] = super().of(plan, accumulates, few)
+            except Untraceable as error:
+                raise (PlanError if self._known else _ReadsValues)(str(error)) from None
+        return self._known[key]
+
+
+def _resident_bytes() -> int:
+    """Of this process now, once what is free is given back; its peak where the system does not tell."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    return resident_bytes() or own_peak_bytes()

@@ -1,0 +1,296 @@
+"""``autotune.fit``: what it chooses for a budget, what it does to a model, and what it leaves alone.
+
+Most are planned for a CUDA device, whose predictions do not depend on what else this process holds.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_flatten
+
+import autotune
+from autotune.errors import NothingFits, SpaceError, TaskError, UserError
+from autotune.measure.processes import resident_bytes
+from autotune.randomness import alike, random_state
+from autotune.techniques import Settings
+from autotune.techniques.support.recomputed import is_recomputed
+from autotune.units import MIB, parse_bytes
+
+NUM_BLOCKS, WIDTH = 6, 64
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Model(nn.Module):
+    """Returns its loss, as transformers' do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(NUM_BLOCKS))
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return {"loss": (x * self.scale).square().mean()}
+
+
+class Reads(Model):
+    """Goes by a value of its batch."""
+
+    def forward(self, x):
+        return super().forward(x if x.sum().item() < 1e30 else -x)
+
+
+def batch(rows: int = 2**16) -> dict[str, torch.Tensor]:
+    return {"x": torch.zeros(1, WIDTH).expand(rows, WIDTH)}
+
+
+def planned(model: nn.Module, budget: str | int = "64GiB", rows: int = 2**16, **options):
+    return autotune.fit(model, batch(rows), budget, device="cuda", **options)
+
+
+@cache
+def stock_bytes() -> int:
+    """The least budget of the training as it stands."""
+    return round(planned(Model(), dry_run=True).stock_peak.high * 1.031)
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> tuple[object, ...]:
+    """What fit might change: classes and own attributes of modules, values, gradients, hooks, the optimizer."""
+    modules = [(type(module), sorted(vars(module))) for module in model.modules()]
+    held = [model.state_dict(), [p.grad for p in model.parameters()], optimizer and optimizer.state_dict()]
+    leaves, spec = tree_flatten(copy.deepcopy(held))
+    return modules, leaves, spec
+
+
+def same(one, other) -> bool:
+    return (one[0], one[2]) == (other[0], other[2]) and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(one[1], other[1], strict=True)
+    )
+
+
+def recomputed(model: nn.Module) -> list[int]:
+    return [number for number, block in enumerate(model.blocks) if is_recomputed(block)]
+
+
+def test_where_the_training_fits_as_it_stands_nothing_is_changed():
+    model = Model()
+    before = state_of(model)
+    fitted = planned(model)
+    assert fitted.settings == Settings()
+    assert fitted.model is model
+    assert fitted.peak == fitted.stock_peak
+    assert same(before, state_of(model))
+
+
+def test_it_recomputes_no_more_blocks_than_it_takes_and_what_it_chose_is_on_the_model():
+    """A block keeps its hidden layer, (65536, 256) in fp32: 64 MiB. To lack 100 MiB takes two blocks, and 180 three."""
+    enough = stock_bytes()
+    for lacking, num_blocks in ((100, 2), (180, 3)):
+        model = Model()
+        fitted = planned(model, enough - lacking * MIB, techniques=("checkpointing",))
+        assert len(recomputed(model)) == num_blocks
+        assert recomputed(model) == list(fitted.settings.checkpointing.numbers(NUM_BLOCKS))
+        assert fitted.peak.high * 1.03 <= enough - lacking * MIB
+
+
+def test_gradients_are_those_of_the_stock_model_to_the_bit():
+    torch.manual_seed(0)
+    stock = Model()
+    model = copy.deepcopy(stock)
+    fitted = planned(model, stock_bytes() - 300 * MIB)
+    x = torch.randn(8, WIDTH)
+    for one in (stock, model):
+        one(x)["loss"].backward()
+    assert recomputed(model)
+    assert model.state_dict().keys() == stock.state_dict().keys()
+    assert fitted.loss(model, {"x": x}).item() == stock(x)["loss"].item()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), stock.parameters(), strict=True))
+
+
+def test_a_dry_run_chooses_the_same_and_leaves_model_optimizer_and_randomness_alone():
+    model, budget = Model(), stock_bytes() - 300 * MIB
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, WIDTH))["loss"].backward()
+    optimizer.step()
+    before, drawn = state_of(model, optimizer), random_state()
+    fitted = planned(model, budget, optimizer=optimizer, dry_run=True)
+    assert not fitted.applied
+    assert same(before, state_of(model, optimizer))
+    assert alike(drawn, random_state())
+    assert planned(model, budget, optimizer=optimizer).settings == fitted.settings
+
+
+def test_a_budget_that_nothing_fits_names_the_smallest_that_works():
+    """Within that it does, and not within 1 MiB less than its interval allows."""
+    model = Model()
+    before = state_of(model)
+    with pytest.raises(NothingFits, match=r"smallest budget that works is (\d+) MiB.*what binds there is") as raised:
+        planned(model, "600MiB")
+    assert raised.value.exit_code == 3
+    assert same(before, state_of(model))
+    words = str(raised.value).partition("works is ")[2].split(" (")[0]
+    assert planned(model, words).peak.high * 1.03 <= parse_bytes(words)
+
+
+def test_fitting_again_for_a_larger_budget_takes_off_what_was_put_on():
+    model = Model()
+    planned(model, stock_bytes() - 300 * MIB)
+    planned(model, "64GiB")
+    assert recomputed(model) == []
+
+
+def test_a_model_on_two_devices_is_refused():
+    model = Model()
+    model.blocks[0].to("meta")
+    with pytest.raises(UserError, match="lie on cpu and meta, and a budget is of one device"):
+        planned(model)
+
+
+@pytest.mark.parametrize("wrong", [{"y": torch.zeros(8, WIDTH)}, {"x": torch.zeros(8, WIDTH + 1)}])
+def test_a_batch_that_the_model_does_not_take_is_told_and_the_model_is_as_it_was(wrong):
+    model = Model()
+    before = state_of(model)
+    with pytest.raises(TaskError, match=r"does not take this batch: (TypeError|RuntimeError): "):
+        autotune.fit(model, wrong, "8GiB", device="cuda")
+    assert same(before, state_of(model))
+
+
+def test_a_model_that_returns_no_loss_needs_one():
+    with pytest.raises(TaskError, match=r"returned Tensor of shape \(\d, 4\), and no loss. Give loss="):
+        autotune.fit(nn.Linear(WIDTH, 4), torch.zeros(8, WIDTH), "8GiB", device="cuda")
+
+
+def test_a_loss_of_ones_own_and_an_optimizer_that_is_built_from_a_function():
+    model = nn.Linear(WIDTH, 4)
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    labels = torch.zeros(8, dtype=torch.long)
+    fitted = autotune.fit(
+        model, (torch.zeros(8, WIDTH), labels), "8GiB", loss=loss, optimizer=torch.optim.SGD, device="cuda"
+    )
+    assert isinstance(fitted.optimizer, torch.optim.SGD)
+    assert fitted.optimizer.param_groups[0]["params"] == list(model.parameters())
+
+
+def test_a_model_that_reads_values_takes_real_steps_says_so_and_is_as_it_was():
+    model, rows = Reads(), 64
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = state_of(model, optimizer)
+    fitted = planned(model, rows=rows, optimizer=optimizer, dry_run=True)
+    assert fitted.found.how == "probed"
+    assert "by real steps of a copy of the model" in fitted.notes[0]
+    assert same(before, state_of(model, optimizer))
+    assert fitted.peak.value == planned(Model(), rows=rows, optimizer=optimizer_of, dry_run=True).peak.value
+
+
+def optimizer_of(parameters):
+    return torch.optim.AdamW(parameters)
+
+
+def test_a_loss_that_trains_another_model_than_its_argument_is_told_and_undone():
+    model = Model()
+    with pytest.raises(TaskError, match="trained this model itself"):
+        planned(model, loss=lambda _, batch: model(**batch)["loss"])
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_precision_changes_only_if_it_is_asked_for():
+    """Autocast halves what the blocks keep."""
+    budget = stock_bytes() - 300 * MIB
+    assert planned(Model(), budget).settings.precision == Settings().precision
+    asked = planned(Model(), budget, techniques={"precision": [{"kind": "bf16"}]})
+    assert asked.settings.precision.kind == "bf16"
+    assert asked.needs_context
+
+
+@pytest.mark.parametrize(
+    ("techniques", "said"),
+    [
+        (("pruning",), "got pruning. Use some of: .*checkpointing"),
+        (("batch",), "got batch"),
+        (("checkpoints",), "checkpoints"),
+        ({"layers": [{"kind": "some"}]}, "layers"),
+    ],
+)
+def test_a_technique_that_is_not_for_it_is_refused(techniques, said):
+    with pytest.raises(SpaceError, match=said):
+        planned(Model(), techniques=techniques)
+
+
+def test_the_step_is_in_backward_only_where_it_is_asked_for_and_the_optimizer_given():
+    """The loop may clip or accumulate gradients, which would be gone."""
+    wide = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4)))
+
+    def fit(budget, **options):
+        return autotune.fit(
+            wide, torch.zeros(4, 2048), budget, loss=lambda model, x: model(x).mean(), device="cuda", **options
+        )
+
+    def build(parameters):
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    optimizer = build(wide.parameters())
+    with pytest.raises(NothingFits, match=r"or techniques= with optimizer_step\.") as raised:
+        fit("700MiB", optimizer=optimizer)
+    least = str(raised.value).partition("works is ")[2].split(" (")[0]
+    asked = {"techniques": ("checkpointing", "layers", "optimizer_step"), "optimizer": optimizer}
+    with pytest.raises(NothingFits) as raised:
+        fit("700MiB", **asked)
+    less = str(raised.value).partition("works is ")[2].split(" (")[0]
+    assert parse_bytes(least) - parse_bytes(less) >= 16 * MIB
+    fitted = fit(less, **asked)
+    assert fitted.settings.optimizer_step.kind == "in_backward"
+    wide(torch.ones(4, 2048)).mean().backward()
+    assert all(p.grad is None for p in wide.parameters())
+
+
+def test_ranks_without_a_group_are_told_to_make_one(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="init_process_group"):
+        planned(Model())
+
+
+def test_a_model_without_values_is_planned_for_a_card_that_is_not_here():
+    with torch.device("meta"):
+        model = Model()
+    budget = stock_bytes() - 300 * MIB
+    assert planned(model, budget, dry_run=True).settings == planned(Model(), budget, dry_run=True).settings
+
+
+def test_on_a_cpu_the_process_as_it_is_counts():
+    """6 blocks over 65536 rows keep 384 MiB and more; what the process holds beside it comes on top."""
+    fitted = autotune.fit(Model(), batch(), "64GiB", dry_run=True)
+    kept = NUM_BLOCKS * 2**16 * 4 * WIDTH * 4
+    own = resident_bytes()
+    assert fitted.peak.value > own + 0.9 * kept
+    assert "predicted peak" in str(fitted)
+    assert fitted.binds.startswith(("backward", "forward"))
+
+
+def test_the_optimizer_must_be_the_models():
+    other = torch.optim.AdamW(Model().parameters())
+    with pytest.raises(TaskError, match="none of the model's parameters"):
+        planned(Model(), optimizer=other)
+
+
+@pytest.mark.parametrize("budget", ["much", 0, "-1GiB"])
+def test_a_budget_is_bytes_above_zero(budget):
+    with pytest.raises(UserError, match="budget"):
+        planned(Model(), budget)
