@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import socket
 import sys
 import tarfile
 import threading
@@ -95,3 +96,9 @@ def listening(app: Any, **options: Any) -> Iterator[int]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def free_port() -> int:
+    """One that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])

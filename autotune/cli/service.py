@@ -67,7 +67,8 @@ def run(
         str | None,
         typer.Option(
             metavar="USER",
-            help="As root: tasks run as this user, which nothing else may run as, with no way to the service's files.",
+            help="As root: tasks run as this user, which nothing else may run as, with no way to the service's files; "
+            "autotune-{owner} is one for each owner, and lets searches of different owners run at a time.",
             show_default="the service's own user",
         ),
     ] = None,

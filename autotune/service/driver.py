@@ -197,7 +197,7 @@ class ServerSide(Protocol):
         """Names of environment variables that it gets from the server."""
 
     @property
-    def run_as(self) -> User | None:
+    def user(self) -> User | None:
         """Whose process it is, where that is another than the server's."""
 
 
@@ -219,7 +219,7 @@ class Driver:
         Raises:
             OSError: it could not be started.
         """
-        user = server.run_as
+        user = server.user
         place = None if spec.folder is None else Path(spec.folder)
         command = [
             *server.program,

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -17,6 +18,7 @@ from .store.database import words_of
 from .store.leases import Lease, Leases, Stale
 from .store.states import State
 from .supervisor import REFUSED, Places, RunnerOptions, Supervisor
+from .users import User, Users
 
 _LOG = logging.getLogger("autotune.service")
 
@@ -32,6 +34,8 @@ class Runner:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._held: dict[str, Lease] = {}
+        self._busy: dict[str, User] = {}
+        """The users that searches have, by the searches' ids."""
         self._shortage: str | None = None
         self._pool = ThreadPoolExecutor(options.num_searches, thread_name_prefix="search")
         self._thread = threading.Thread(target=self._run, name="runner", daemon=True)
@@ -73,8 +77,8 @@ class Runner:
                 if time.monotonic() >= look_at:  # leases end by time alone: nothing that wakes it ends one
                     self._recover(all_held=everything)
                     everything, look_at = False, time.monotonic() + 2 * self._options.beat_s
-                while self._may_begin() and (lease := self._leases.claim()):
-                    self._begin(lease)
+                while self._may_begin() and self._begin_next():
+                    pass
             except SQLAlchemyError as reason:
                 _LOG.error("the database failed: %s; trying again", words_of(reason))
             self._wake.wait(2 * self._options.beat_s)
@@ -86,15 +90,34 @@ class Runner:
             _LOG.error("%s: %s", self._places.state, self._shortage or "There is room again.")
         return self._shortage is None and len(self._held) < self._options.num_searches
 
-    def _begin(self, lease: Lease) -> None:
+    def _begin_next(self) -> bool:
+        """Begin the search that is next, of those whose user has none that runs; whether there was one."""
+        users = self._options.run_as
+        free = None if users is None else self._free(users)
+        lease = self._leases.claim(free)
+        if lease is None:
+            return False
+        user = None if free is None else free[lease.owner]
         with self._lock:
             self._held[lease.search_id] = lease
-        self._pool.submit(self._work, lease)
+            if user is not None:
+                self._busy[lease.search_id] = user
+        self._pool.submit(self._work, lease, user)
+        return True
 
-    def _work(self, lease: Lease) -> None:
+    def _free(self, users: Users) -> dict[str, User | None]:
+        """Owners of waiting searches with their users, but for those whose user has a search that runs. Who has none is
+        told so by the search."""
+        with self._lock:
+            busy = {user.uid for user in self._busy.values()}
+        found = {owner: users.find(owner) for owner in self._leases.owners()}
+        return {owner: user for owner, user in found.items() if user is None or user.uid not in busy}
+
+    def _work(self, lease: Lease, user: User | None) -> None:
         try:
             with Caught(frames=True) as raised:
-                Supervisor(lease, self._leases, self._places, self._options, self._stop).run()
+                options = replace(self._options, user=user)
+                Supervisor(lease, self._leases, self._places, options, self._stop).run()
             if isinstance(reason := raised.error, SQLAlchemyError):  # the lease ends, and the search is taken in again
                 _LOG.error("search %s: the database failed: %s", lease.search_id, words_of(reason))
             elif reason is not None:  # a bug with one search must not end the others
@@ -105,6 +128,7 @@ class Runner:
         finally:
             with self._lock:
                 del self._held[lease.search_id]
+                self._busy.pop(lease.search_id, None)
             self._wake.set()
 
     def _recover(self, *, all_held: bool) -> None:

@@ -30,7 +30,7 @@ from .store.states import TERMINAL
 from .store.tables import ARCHIVES, SEARCHES
 from .store.tokens import Caller, Role, Tokens
 from .supervisor import Places, RunnerOptions
-from .users import let_pass
+from .users import Users
 
 _LOG = logging.getLogger("autotune.service")
 DATABASE = "service.db"
@@ -48,6 +48,8 @@ class Service:
     """The state folder's own name."""
     places: Places
     runner: Runner
+    users: Users | None
+    """Whose processes tasks are; None is the server's own user."""
     shared: tuple[Path, ...]
     """Folders that submits may name paths in."""
     private: bool
@@ -83,6 +85,15 @@ class Service:
             raise Problem(422, f"folder: a path in a shared folder was expected ({said}). Submit an archive instead.")
         if not os.path.isdir(real):  # Path.is_dir raises where a name is too long
             raise Problem(422, f"folder: {spec.folder} is no folder here.")
+
+    def check_user(self, owner: str) -> None:
+        """Refuse an owner whose tasks can be nobody's processes.
+
+        Raises:
+            Problem: 403, so it is.
+        """
+        if self.users is not None and self.users.find(owner) is None:
+            raise Problem(403, self.users.why_none(owner))
 
     def find_archive(self, sha256: str) -> dict[str, Any] | None:
         """An archive that is kept; None where it is not."""
@@ -134,7 +145,7 @@ def open_service(
     database, locks = open_database(state, url)
     places, home = Places(state), _home(state)
     if options.run_as is not None:
-        let_pass(state, options.run_as)
+        options.run_as.let_pass(state)
     elif state.stat().st_mode & 0o011:  # an earlier server let a user pass
         state.chmod(0o700)
     for part in places.archives.glob(".*.part"):  # of uploads when the last server was killed
@@ -142,7 +153,9 @@ def open_service(
     leases = Leases(database, home, options.lease_s, options.pauses_s)
     runner = Runner(leases, places, options)
     roots = tuple(Path(os.path.realpath(root)) for root in shared)
-    return Service(database, Searches(database), Tokens(database), home, places, runner, roots, private, locks)
+    return Service(
+        database, Searches(database), Tokens(database), home, places, runner, options.run_as, roots, private, locks
+    )
 
 
 def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[Database, tuple[BaseFileLock, ...]]:

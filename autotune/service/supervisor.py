@@ -28,7 +28,7 @@ from .problems import Problem
 from .store.database import words_of
 from .store.leases import PAUSES_S, Lease, Leases, Stale
 from .store.states import State
-from .users import User
+from .users import User, Users
 
 _LOG = logging.getLogger("autotune.service")
 _INTERRUPTED = 130
@@ -88,8 +88,10 @@ class RunnerOptions:
     """Options of ``autotune search`` that are the server's to decide."""
     pass_env: tuple[str, ...] = ()
     """Environment variables that drivers and tasks get, whatever is in them."""
-    run_as: User | None = None
+    run_as: Users | None = None
     """Whose processes drivers and tasks are; None is the server's own user."""
+    user: User | None = None
+    """The one of ``run_as`` that one search has; None where there is none for its owner."""
 
 
 class Supervisor:
@@ -112,6 +114,10 @@ class Supervisor:
                 self._finish(State.CANCELLED, "cancelled")
             return
         lease = self._lease
+        if (users := self._options.run_as) is not None and self._options.user is None:
+            with suppress(Stale):
+                self._give_back(users.why_none(lease.owner), is_failure=True)
+            return
         try:
             self._prepare()
             driver = Driver(lease.search_id, lease.spec, self._folder, lease.attempt, self._options)

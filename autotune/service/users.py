@@ -1,10 +1,11 @@
-"""The user that tasks run as, where it is another than the server's: root's server gives it one search's folder at a
-time, takes it back, and ends whatever runs as it."""
+"""The users that tasks run as, where they are others than the server's: root's server gives one a search's folder,
+takes it back, and ends whatever runs as it."""
 
 from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+
+OWNER = "{owner}"
+"""Stands for an owner's name in ``--run-as``."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class User:
 
     def give(self, folder: Path) -> None:
         """Give it a search's folder; no process of theirs runs, which could change it meanwhile."""
+        self.end_all()
         for name in ("home", "tmp"):
             (folder / name).mkdir(exist_ok=True)
         folder.chmod(0o700)
@@ -75,32 +80,72 @@ def take_back(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-def let_pass(state: Path, user: User) -> None:
-    """Let the user through to a search's folder, once one is given to it, and to nothing else; of an earlier server's
-    tasks nothing runs on."""
-    user.end_all()
-    for path in state.iterdir():
-        path.chmod(0o700 if path.is_dir() else 0o600)
-    for path in (state / "searches").iterdir():
-        take_back(path)
-    for path in (state, state / "searches"):
-        path.chmod(0o711)
+@dataclass(frozen=True)
+class Users:
+    """The users of ``--run-as``, each for one search at a time."""
 
+    name: str
+    """With :data:`OWNER` in it there is one for each owner of searches, else one for all."""
 
-def find_user(name: str) -> User:
-    """The user of that name.
+    @property
+    def are_by_owner(self) -> bool:
+        """Whether there is one for each owner."""
+        return OWNER in self.name
 
-    Raises:
-        UserError: there is none, it is root, or this process cannot start one of theirs.
-    """
-    if os.geteuid() != 0:
-        raise UserError(f"--run-as {name}: root alone can run tasks as another user. Start the service as root.")
-    try:
-        found = pwd.getpwnam(name)
-    except KeyError:
-        raise UserError(
-            f"--run-as {name}: there is no such user. Make one that nothing else runs as: useradd --system {name}"
-        ) from None
-    if found.pw_uid == 0:
-        raise UserError(f"--run-as {name}: a user was expected that nothing else runs as, and not root.")
-    return User(name, found.pw_uid, found.pw_gid, tuple(os.getgrouplist(name, found.pw_gid)))
+    def find(self, owner: str) -> User | None:
+        """The user that this owner's tasks run as; None where there is none."""
+        try:
+            found = pwd.getpwnam(self.name.replace(OWNER, owner))
+        except KeyError:
+            return None
+        groups = os.getgrouplist(found.pw_name, found.pw_gid)
+        return User(found.pw_name, found.pw_uid, found.pw_gid, tuple(groups)) if found.pw_uid else None
+
+    def why_none(self, owner: str) -> str:
+        """What is to be said where :meth:`find` finds none."""
+        name = self.name.replace(OWNER, owner)
+        whose = f" of {owner}" if self.are_by_owner else ""
+        return (
+            f"tasks{whose} run as the user {name} of the service's machine, but there is no such user, or it is root. "
+            f"An admin makes one, which nothing else may run as: useradd --system {shlex.quote(name)}"
+        )
+
+    def check(self) -> None:
+        """See that this process may start tasks as them.
+
+        Raises:
+            UserError: it may not, or there can be none.
+        """
+        if os.geteuid() != 0:
+            raise UserError(
+                f"--run-as {self.name}: root alone can run tasks as another user. Start the service as root."
+            )
+        if self.name == OWNER:
+            raise UserError(
+                f"--run-as {OWNER}: more than the owner's name was expected, such as autotune-{OWNER}. "
+                "All that runs as a task's user is ended with its search: it may be nobody's own account."
+            )
+        if not self.are_by_owner and self.find("") is None:
+            raise UserError(f"--run-as {self.name}: {self.why_none('')}")
+
+    def let_pass(self, state: Path) -> None:
+        """Let them through to a search's folder, once one is given to them, and to nothing else; of an earlier server's
+        tasks nothing runs on."""
+        for path in state.iterdir():
+            path.chmod(0o700 if path.is_dir() else 0o600)
+        for path in (state / "searches").iterdir():
+            if (user := self._of(path.stat().st_uid)) is not None:
+                user.end_all()
+            take_back(path)
+        for path in (state, state / "searches"):
+            path.chmod(0o711)
+
+    def _of(self, uid: int) -> User | None:
+        """The one of that number; None where it is nobody's of them."""
+        try:
+            name = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return None
+        before, _, after = self.name.partition(OWNER)
+        found = self.find(name.removeprefix(before).removesuffix(after))
+        return found if found is not None and found.uid == uid else None

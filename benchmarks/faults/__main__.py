@@ -22,11 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.apart import may_mount
+
 from ..rows import save_rows
 from . import databases, disks, kills, options, plans, spaces, streams, studies, tasks
 from .core import Fault, Result
 from .lanes import run
-from .place import ROOT, may_mount
+from .place import ROOT
 from .scene import make_template
 
 KINDS = (plans, spaces, options, studies, databases, kills, disks, tasks, streams)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tests.apart import may_mount
+
 from .ended import NoEnd
-from .place import Place, may_mount, place_of
+from .place import Place, place_of
 
 Complaints = list[str]
 """What was not as it should be; empty where the fault was withstood."""

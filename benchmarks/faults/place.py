@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import resource
 import shutil
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.apart import may_mount
 
 from . import processes
 from .ended import LONG_S, Ended, Running
@@ -31,13 +32,6 @@ _GRACE_S = 8.0
 _OF_TORCH = ("torchinductor_", "hsperfdata_", "pymp-")
 """What libraries keep in the temporary folder for the next process."""
 _EXPECTED = {".autotune", "plan.yaml"}
-
-
-@functools.cache
-def may_mount() -> bool:
-    """Whether this process may have mounts of its own."""
-    command = ["unshare", "--mount", "--propagation", "private", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
 class Place:

@@ -7,13 +7,13 @@ import os
 import pwd
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from ..faults.place import may_mount
+from tests.apart import may_mount, passable
+
 from .core import FAILS, ROOT, Attack, Scene, attempts, bound, job, settle, start, until
 from .shown import HTML_TASK
 
@@ -278,30 +278,13 @@ def _user() -> str | None:
     return next((name for name in ("games", "news", "uucp", "irc") if name in {*found}), None)
 
 
-def _passable() -> tuple[str, ...]:
-    """Words before a command, which then sees the interpreter in folders that everybody may pass, in mounts of its
-    own."""
-    closed = {
-        str(parent): path
-        for path in (Path(sys.base_prefix), Path(sys.prefix), ROOT)
-        for parent in reversed(path.resolve().parents)
-        if not parent.stat().st_mode & 0o001
-    }
-    script = "".join(
-        f"mount --bind {path} /mnt && mount -t tmpfs -o mode=711 none {parent} && mkdir -p {path} && "
-        f"mount --move /mnt {path} && "
-        for parent, path in closed.items()
-    )
-    return ("unshare", "--mount", "--propagation", "private", "sh", "-c", f'{script}exec "$@"', "sh")
-
-
 @cache
 def _tried(the_id: int) -> dict[str, bool]:
     """What the task says that held, and what is seen from outside."""
     the = _SCENES[the_id]
     the.folder.chmod(0o711)
     user = _user()
-    service = start(the, "apart", f"--run-as={user}", before=_passable())
+    service = start(the, "apart", f"--run-as={user}", before=passable())
     settle(the, service)
     with service.client("ann") as client:
         other = client.submit(

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.service.store.database import Database
+from tests.apart import may_mount
 from tests.postgresql import Cluster, missing
 
-from ..faults.place import may_mount
 from ..rows import save_rows
 from . import databases, disks, drivers, machines, memory, nodes, requests, servers, trials
 from .core import Fault, attempt

@@ -67,7 +67,7 @@ def _write_late(the: Scene) -> None:
     before = the.row(the.search_id)
     leases, now = Leases(database, (the.state / "home").read_text(), LEASE_S), time.time()
     spec = SearchSpec(task="model.py", folder="/x")
-    old = Lease(the.search_id, "0" * 32, spec, 1, 0, None, {}, None, None)
+    old = Lease(the.search_id, "0" * 32, "bench", spec, 1, 0, None, {}, None, None)
     row = {"event": "trial_ended", "number": int(now), "outcome": "measured"}
     late: tuple[Callable[[], object], ...] = (
         lambda: leases.keep(old),

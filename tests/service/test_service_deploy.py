@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from service_runs import free_port
 
 from autotune.service.client import Client
 from autotune.workers.process import with_variable
@@ -55,11 +56,6 @@ def commands(tmp_path: Path) -> Mapping[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AUTOTUNE_"))}
     kept["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "2"
     return {**kept, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": root, "HOME": str(tmp_path)}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Service:

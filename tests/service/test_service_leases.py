@@ -414,7 +414,7 @@ def test_a_submit_makes_the_server_look_for_work_and_not_for_leases_that_ended(t
             asked.append("expired")
             return []
 
-        def claim(self):
+        def claim(self, owners):
             asked.append("claim")
 
     runner = Runner(Empty(), Places(tmp_path), RunnerOptions(beat_s=60.0))

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from service_runs import OPTIONS, listening
+from service_runs import OPTIONS, free_port, listening
 
 from autotune.service.client import Client
 from autotune.service.service import open_service
@@ -69,11 +69,6 @@ def test_what_a_proxy_says_is_taken_from_its_address_alone(tmp_path, caplog):
 def test_a_proxy_has_an_address(here, tmp_path, proxy):
     ended = here("serve", "--behind-proxy", proxy, "--state", "s", "--executor", "local", cwd=tmp_path)
     assert (ended.returncode, ended.stderr.startswith(f"--behind-proxy {proxy}: ")) == (2, True)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def nginx(folder: Path, port: int, upstream: int) -> list[str]:

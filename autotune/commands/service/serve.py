@@ -23,7 +23,7 @@ from ...service.service import DATABASE, Service, open_database, open_service
 from ...service.store.database import Database
 from ...service.store.tokens import RoleName, Tokens, expiry_s
 from ...service.supervisor import RunnerOptions
-from ...service.users import find_user
+from ...service.users import OWNER, Users
 from ...service.web.app import make_app
 from ...service.web.limits import BoundedProtocol
 from ...service.web.proxy import Network
@@ -79,18 +79,17 @@ def serve(options: ServeOptions) -> None:
             raise UserError(f"--pass-env {name}: it is not set here. Set it, or leave the option out.")
     if options.webhook is not None:
         check_url(options.webhook)
-    user = None if options.run_as is None else find_user(options.run_as)
-    if user is not None and (options.searches > 1 or options.executor != "local"):
-        raise UserError(
-            "--run-as: --searches 1 and --executor local were expected. Tasks of two searches at a time are not kept "
-            "apart, and a cluster runs trials as its own user."
-        )
+    users = None if options.run_as is None else Users(options.run_as)
+    if users is not None:
+        users.check()
+        if options.executor != "local":
+            raise UserError("--run-as: --executor local was expected. A Ray cluster runs trials as its own user.")
     address = [] if options.address is None else [f"--address={options.address}"]
     runner = RunnerOptions(
         num_searches=options.searches,
         driver_options=(f"--executor={options.executor}", *address),
         pass_env=options.pass_env,
-        run_as=user,
+        run_as=users,
     )
     behind = _network(options.behind_proxy)
     service = open_service(
@@ -117,7 +116,9 @@ def serve(options: ServeOptions) -> None:
         ssl_keyfile=options.key,
     )
     try:
-        if user is not None:
+        if users is not None and (
+            user := next(filter(None, map(users.find, ("", *service.tokens.submitters()))), None)
+        ):
             user.check(runner.program, service.places.state / "searches")
         config.load()
     except UserError:
@@ -148,13 +149,27 @@ def _tell_where(service: Service, options: ServeOptions) -> None:
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{options.port}"
     tell(f"autotune serves {url}; Ctrl-C ends it, and searches go on when it is back.")
     tell(f"Its files are in {service.places.state}.")
-    if options.run_as is None:
-        tell("Tasks run as its own user: they can read and change its files, so `submit` is as much as `admin`.")
+    _tell_users(service, options.searches)
     if not service.tokens.are_there():
         secret = service.tokens.make_for_run()
         tell("There is no token: this one is an admin's until the server ends. `serve token create` makes others.")
         tell(f"  the page: {url}/#token={secret}")
         tell(f"  commands: export AUTOTUNE_TOKEN={secret}")
+
+
+def _tell_users(service: Service, num_searches: int) -> None:
+    """Whose processes tasks are, and what follows."""
+    users = service.users
+    if users is None:
+        tell("Tasks run as its own user: they can read and change its files, so `submit` is as much as `admin`.")
+    elif not users.are_by_owner:
+        tell(f"Tasks run as {users.name}, which has one search at a time.")
+        if num_searches > 1:
+            tell(f"--searches {num_searches} has no effect so: name a user for each owner, as in {users.name}-{OWNER}.")
+    else:
+        tell(f"Tasks run as {users.name.replace(OWNER, 'OWNER')}, which has one search at a time.")
+        if without := [name for name in service.tokens.submitters() if users.find(name) is None]:
+            tell(f"There is no such user for {', '.join(without)}: what they submit is refused until there is.")
 
 
 def create_token(state: Path | None, database: str | None, name: str, role: RoleName, expires: str, json: bool) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ class Lease:
 
     search_id: str
     token: str
+    owner: str
     spec: SearchSpec
     attempt: int
     """1 for the first driver."""
@@ -70,16 +71,20 @@ class Leases:
         self._waits = _waits(home, max(pauses_s))
         self._next = _next(self._waits)
 
-    def claim(self) -> Lease | None:
+    def claim(self, owners: Collection[str] | None = None) -> Lease | None:
         """Take the search that is next: what is to be cancelled, then by priority; within one, of the owner with the
         fewest that run, then of the one whose turn was longest ago, then the oldest.
+
+        Args:
+            owners: whose searches may be taken; None is everybody's.
 
         Returns:
             The lease; None where nothing waits.
         """
         token = secrets.token_hex(16)
+        chosen = self._next if owners is None else self._next.where(SEARCHES.c.owner.in_(owners))
         with self._database.writing() as connection:
-            search_id = connection.scalar(self._next)
+            search_id = connection.scalar(chosen)
             if search_id is None:
                 return None
             changes = {
@@ -101,9 +106,14 @@ class Leases:
             row = connection.execute(select(SEARCHES).where(held_by(search_id, token))).one()
         return _lease(row)
 
+    def owners(self) -> list[str]:
+        """Whose searches wait here."""
+        with self._database.reading() as connection:
+            return [*connection.scalars(select(SEARCHES.c.owner).where(self._waits).distinct())]
+
     def queue(self) -> list[tuple[str, str]]:
         """Ids and owners of the searches that wait here, in the order in which they begin as things stand: as
-        :meth:`claim` would take them if none ended meanwhile."""
+        :meth:`claim` would take them if none ended meanwhile, and each owner's could begin."""
         turns = _turns()
         told = (SEARCHES.c.id, SEARCHES.c.owner, SEARCHES.c.cancel_mode, SEARCHES.c.priority, SEARCHES.c.number)
         joined = SEARCHES.outerjoin(turns, turns.c.owner == SEARCHES.c.owner)
@@ -307,6 +317,7 @@ def _lease(row: Row[Any]) -> Lease:
     return Lease(
         search_id=row.id,
         token=row.lease_token,
+        owner=row.owner,
         spec=SearchSpec.model_validate_json(row.spec),
         attempt=row.attempt,
         progress_offset=row.progress_offset,

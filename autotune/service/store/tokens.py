@@ -139,6 +139,12 @@ class Tokens:
             row = connection.execute(query).first()
         return None if row is None else Caller(name=row.name, role=Role[row.role], token_id=row.id)
 
+    def submitters(self) -> list[str]:
+        """Names of the valid tokens that may submit."""
+        query = select(TOKENS.c.name).where(TOKENS.c.role != Role.read.name, _valid()).order_by(TOKENS.c.name)
+        with self._database.reading() as connection:
+            return [*connection.scalars(query)]
+
     def are_there(self) -> bool:
         """Whether any token is valid."""
         with self._database.reading() as connection:

@@ -212,6 +212,7 @@ def submit(
 ) -> Search:
     """Queue a search. A repeated ``Idempotency-Key`` returns the search that it was first used for."""
     service = _service(request)
+    service.check_user(caller.name)
     service.check_place(spec, caller)
     home = None if spec.archive is None else service.home
     search, is_new = service.searches.submit(spec, caller.name, idempotency_key, home)
@@ -360,8 +361,10 @@ def change(request: Request, search_id: Own, body: PriorityBody) -> Search:
 def resume(request: Request, search_id: Own, body: ResumeBody | None = None) -> Search:
     """Resume a search that was cancelled or failed, from what was measured; with other limits where they are given."""
     given = {} if body is None else {name: value for name, value in body if value is not None}
-    search = _service(request).searches.resume(search_id, given)
-    _service(request).runner.wake()
+    service = _service(request)
+    service.check_user(service.searches.get(search_id).owner)
+    search = service.searches.resume(search_id, given)
+    service.runner.wake()
     return search
 
 
