@@ -129,6 +129,25 @@ class Evidence(_Section):
     """Whether it stays within the budget (a reference may not)."""
 
 
+class Foreseen(_Section):
+    """What is predicted of a plan that ``autotune fit`` made, from traces alone."""
+
+    process: Bytes
+    """What the device is likely to charge the process."""
+    low: Bytes
+    """Lower end of the interval."""
+    high: Bytes
+    """Upper end: at most one peak in twenty is to be above. It times 1 + margin stays within the budget."""
+    reference: Bytes
+    """What the device is likely to charge the job as it stands."""
+    work: Ratio
+    """Work of an optimizer step, over that of the job as it stands."""
+    how: Literal["traced", "probed"] = "traced"
+    """``traced`` over fake tensors; ``probed`` by a few real steps."""
+    binds: str
+    """Where the peak is, and what fills it."""
+
+
 class Gain(_Section):
     """The plan against the reference."""
 
@@ -278,6 +297,9 @@ class Plan(_Section):
     sum; of a script, the learning rates and the samples of a step too. Absent where nothing was."""
     notes: tuple[str, ...] = ()
     """What a reader must know, such as an effective batch that was not held or a lossy choice."""
+    predicted: Foreseen | None = None
+    """Of a plan that nobody has measured yet: ``autotune verify`` does, and ``autotune search --start`` goes on from
+    it."""
     measured: Evidence | None = None
     """The plan's own evidence."""
     reference: Evidence | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ._base import Executor, ended, result_of
 from .outcome import (
     STOPPED,
+    Chosen,
     Compared,
     Crashed,
     CutsJudged,
@@ -35,6 +36,7 @@ from .request import (
 __all__ = [
     "REQUEST",
     "STOPPED",
+    "Chosen",
     "CompareRequest",
     "Compared",
     "Crashed",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, TypeAdapter
 
-from ..estimates import Estimate, Prediction
+from ..estimates import Cheapest, Estimate, Prediction
 from ..measure import Measurement
 from ..measure.cuts.types import Cuts
 from ..measure.measurement import Evaluated
@@ -91,6 +91,14 @@ class Estimated(_Outcome):
     """What a combination of techniques takes, without having run."""
     others: tuple[Estimate, ...] = ()
     """The same for each of the other cards that were asked about."""
+
+
+class Chosen(_Outcome):
+    """The answer to the question which combination is the cheapest that fits."""
+
+    kind: Literal["chosen"] = "chosen"
+    found: Cheapest
+    """What was chosen, and what is predicted of it."""
 
 
 class Predicted(_Outcome):
@@ -240,6 +248,7 @@ Outcome = Annotated[
     | Compared
     | Profiled
     | Estimated
+    | Chosen
     | Predicted
     | CutsJudged
     | OutOfMemory

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, TypeAdapter
 
-from ..estimates import EstimateOptions, PredictOptions
+from ..estimates import CheapestOptions, EstimateOptions, PredictOptions
 from ..measure import InspectOptions, MeasureOptions
 from ..measure.cuts.types import JudgeOptions
 from ..measure.profiling.types import ProfileOptions
@@ -145,7 +145,7 @@ class PredictRequest(_Request):
     """What do configurations take, or which batch of one fits, without having run?"""
 
     kind: Literal["predict"] = "predict"
-    options: PredictOptions | EstimateOptions
+    options: PredictOptions | CheapestOptions | EstimateOptions
 
 
 TrialRequest = Annotated[

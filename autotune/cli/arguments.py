@@ -158,6 +158,14 @@ Cards = Annotated[
         show_default="none: plan for this machine",
     ),
 ]
+Card = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Plan for a card that need not be here, by its name: h100, rtx3090.",
+        show_default="none: plan for this machine",
+    ),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
 StrictRun = Annotated[
     bool,

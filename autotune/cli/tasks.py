@@ -15,6 +15,7 @@ from .app import app, one_document
 from .arguments import (
     SEQUENCE,
     Alone,
+    Card,
     Cards,
     Depth,
     Device,
@@ -25,6 +26,7 @@ from .arguments import (
     Html,
     Json,
     Lora,
+    Output,
     ProfiledBatch,
     ProfiledPlan,
     Sequence,
@@ -104,6 +106,37 @@ def estimate(
 
             raise typer.Exit(estimate_cards(what, json, verbose))
         one_device(what, json, verbose)
+
+
+@app.command(short_help="Write a plan that is predicted to fit a budget, without measuring it.")
+@takes_options(SearchOptions, only=("effective_batch",))
+def fit(
+    task: TaskPath,
+    budget: EstimatedBudget = None,
+    card: Card = None,
+    device_memory: DeviceMemory = None,
+    device: Device = None,
+    output: Output = Path("plan.yaml"),
+    verbose: Verbose = False,
+    json: Json = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Write a plan with which MODEL.PY is predicted to fit the budget at the least time: which blocks are recomputed,
+    whether layers save memory, whether the optimizer steps in backward. The batch, and the arithmetic, stay.
+
+    A training step is traced over fake tensors, in seconds; nothing is trained. `autotune verify` measures the plan,
+    `autotune search --start` goes on from it, `autotune.fit` does the same to a model in your own loop. Exits with 3
+    when nothing fits, with the smallest budget that works.
+    """
+    from ..commands.estimate import what_to_estimate
+    from ..commands.fit import fit as command
+
+    with one_document(json):
+        what = what_to_estimate(task, device, device_memory, card, budget_bytes=budget, **given)
+        if len(what.cards) > 1:
+            raise UserError(f"--card: a plan is for one card, but got {len(what.cards)}. Name one.")
+        command(what, output, json, verbose)
 
 
 def _task_or_configuration(task: str | None, hf: Path | None, sequence: int | None, lora: int | None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import StudyError
-from ..estimates import Calibration, EstimateOptions, Interval, PredictOptions
+from ..estimates import Calibration, CheapestOptions, EstimateOptions, Interval, PredictOptions
 from ..estimates.cards import on_device
 from ..results import WhatToEstimate
 from ..searches.requests import LARGEST_OF, failure
@@ -80,7 +80,10 @@ def calibrate(
 
 
 def predict_request(
-    name: str, what: WhatToEstimate, time_budget: TimeBudget, options: PredictOptions | EstimateOptions
+    name: str,
+    what: WhatToEstimate,
+    time_budget: TimeBudget,
+    options: PredictOptions | CheapestOptions | EstimateOptions,
 ) -> PredictRequest:
     """A request to predict in a process of its own."""
     return PredictRequest(

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import SpaceError
+from ..estimates import Cheapest, CheapestOptions
+from ..plan import Budget
 from ..search_spaces import SearchSpace
 from ..techniques import TECHNIQUES, Facts, Settings, Technique
+from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
-from .whole_batch import WHOLE
+from ..units import ceil_mib, format_bytes
+from ..words import settings_words
+from .fitted import what_binds
 
 Techniques = Iterable[str] | Mapping[str, Any]
 """Names of techniques, or choices of each as a search space has them."""
 
 
 def combinations_of(
-    techniques: Techniques | None, facts: Facts, has_optimizer: bool
+    techniques: Techniques | None, facts: Facts, *, may_free: bool, batch: Batch
 ) -> tuple[tuple[Settings, ...], bool]:
     """What is chosen from, the job as it stands first; and whether blocks are recomputed as it takes.
+
+    Args:
+        techniques: to choose from; None is those that trade time for memory, and keep the arithmetic.
+        facts: of the model and the device.
+        may_free: whether gradients may be gone once backward has ended.
+        batch: of the job.
 
     Raises:
         SpaceError: an unknown technique or value, or one that is not fit's to change.
@@ -37,12 +49,28 @@ def combinations_of(
         exact = [one for one in row if one.exactness(facts) == "exact"]
         if rows[name] == "auto" and len(exact) > 1:
             row = tuple(exact)
-        found.append([one for one in row if not one.frees_gradients or (has_optimizer and techniques is not None)])
+        found.append([one for one in row if may_free or not one.frees_gradients])
     blocks = choices.get(Checkpointing.name, ())
     others = [row for row in found if row and row[0].name != Checkpointing.name]
     together = (Settings(**{one.name: one for one in chosen}) for chosen in itertools.product(*others))
-    goes = (one for one in together if one.having(WHOLE).conflict() is None)
+    goes = (one for one in together if one.having(batch).conflict() is None)
     return tuple(dict.fromkeys([Settings(), *goes])), any(one != Checkpointing() for one in blocks)
+
+
+def nearest_miss(found: Cheapest, options: CheapestOptions, budget: Budget, facts: Facts) -> str:
+    """Why nothing fits, in words, with what would."""
+    assert budget.limit is not None, "nothing is chosen without one"
+    least = ceil_mib(math.ceil(found.least.process.high * budget.factor))
+    tried = {one.name for settings in (*options.combinations, found.least.settings) for one in settings.chosen()}
+    tried |= {Checkpointing.name} if options.choose_blocks else set()
+    trades = (one for one in TECHNIQUES.values() if is_of_step(one) and one.trades_time)
+    more = [one.name for one in trades if one.name not in tried and len(one.choices(facts)) > 1]
+    return (
+        f"nothing fits within {format_bytes(budget.limit)}. The smallest budget that works is "
+        f"{format_bytes(least)} ({settings_words(found.least.settings, facts)}); what binds there is "
+        f"{what_binds(found)}. Allow that much, or take a smaller batch"
+        f"{', or allow ' + ', '.join(more) if more else ''}."
+    )
 
 
 def _rows(techniques: Techniques | None) -> dict[str, Any]:

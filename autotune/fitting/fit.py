@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -16,12 +15,9 @@ from ..estimates.cards import on_device
 from ..plan import Budget, Plan
 from ..randomness import undisturbed
 from ..ranks import gathered, has_group, this_rank
-from ..techniques import TECHNIQUES, Facts
-from ..techniques.checkpointing import Checkpointing
-from ..units import ceil_mib, format_bytes, parse_bytes
-from ..words import settings_words
-from .choices import Techniques, combinations_of, is_of_step
-from .fitted import Fitted, what_binds
+from ..units import parse_bytes
+from .choices import Techniques, combinations_of, nearest_miss
+from .fitted import Fitted, foreseen
 from .job import Job
 from .whole_batch import WHOLE, Loss, own_loss
 
@@ -82,7 +78,9 @@ def fit(
     job = Job(model, batch, loss or own_loss, optimizer, tuple(blocks), max_grad_norm)
     with undisturbed(), torch.enable_grad(), _left_alone(model):
         facts = job.facts(target, is_here, limit_bytes)
-        combinations, chooses_blocks = combinations_of(techniques, facts, has_optimizer=optimizer is not None)
+        combinations, chooses_blocks = combinations_of(
+            techniques, facts, may_free=optimizer is not None and techniques is not None, batch=WHOLE
+        )
         plain = Budget(limit=limit_bytes, device=target)
         options = CheapestOptions(
             **on_device(facts.device, bool(facts.conv_dims), facts.tries_kernels),
@@ -93,8 +91,8 @@ def fit(
         )
         found = _agreed(lambda: job.choose(options, is_here))
     if found.chosen is None:
-        raise NothingFits(_nearest_miss(found, options, plain, facts))
-    plan = Plan(settings=found.chosen.settings, budget=plain)
+        raise NothingFits(f"fit: {nearest_miss(found, options, plain, facts)}")
+    plan = Plan(settings=found.chosen.settings, budget=plain, predicted=foreseen(found))
     if not dry_run:
         optimizer = job.apply(plan)
     built = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
@@ -170,21 +168,6 @@ def _agreed(choose: Callable[[], Cheapest]) -> Cheapest:
             raise type(one)(f"rank {rank}: {one}")
     largest: Cheapest = max(every, key=lambda one: (one.chosen is None, one.stock.process.high))
     return largest
-
-
-def _nearest_miss(found: Cheapest, options: CheapestOptions, budget: Budget, facts: Facts) -> str:
-    assert budget.limit is not None, "set by fit"
-    least = ceil_mib(math.ceil(found.least.process.high * budget.factor))
-    tried = {one.name for settings in (*options.combinations, found.least.settings) for one in settings.chosen()}
-    tried |= {Checkpointing.name} if options.choose_blocks else set()
-    trades = (one for one in TECHNIQUES.values() if is_of_step(one) and one.trades_time)
-    more = [one.name for one in trades if one.name not in tried and len(one.choices(facts)) > 1]
-    return (
-        f"fit: nothing fits within {format_bytes(budget.limit)}. The smallest budget that works is "
-        f"{format_bytes(least)} ({settings_words(found.least.settings, facts)}); what binds there is "
-        f"{what_binds(found)}. Allow that much, or give a smaller batch"
-        f"{', or techniques= with ' + ', '.join(more) if more else ''}."
-    )
 
 
 @contextmanager

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from ..estimates import Cheapest, Interval
-from ..plan import Plan
+from ..plan import Foreseen, Plan
 from ..techniques import Facts, Settings
-from ..units import format_bytes, size
+from ..units import ceil_mib, format_bytes, size
 from ..words import settings_words
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 _SHOWN = 3
 """Most kinds of memory that are named."""
@@ -94,6 +95,20 @@ class Fitted:
             *self.notes,
         ]
         return "\n".join(lines)
+
+
+def foreseen(found: Cheapest) -> Foreseen:
+    """What a plan says of a choice that is predicted."""
+    peak = found.shown.process
+    return Foreseen(
+        process=ceil_mib(peak.value),
+        low=ceil_mib(peak.low),
+        high=ceil_mib(peak.high),
+        reference=ceil_mib(found.stock.process.value),
+        work=round(found.times_work, 3),
+        how=found.how,
+        binds=what_binds(found),
+    )
 
 
 def what_binds(found: Cheapest) -> str:

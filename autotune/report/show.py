@@ -69,7 +69,7 @@ def summary(plan: Plan, path: Path) -> RenderableType:
     """What the end of a search says: the choice, its evidence, and what to do next."""
     rows = [("settings", settings_words(plan.settings)), *_measured(plan)]
     rows += [("note", note) for note in plan.notes]
-    rows.append(("next", f"autotune show {path}"))
+    rows.append(("next", f"autotune {'verify' if plan.measured is None else 'show'} {path}"))
     unproven = plan.gain.unproven if plan.gain is not None else None
     said = f"nothing is proven: {unproven}\n" if unproven is not None else ""
     return Group(Text(f"\n{said}{path}: {headline(plan)}", style="bold"), rows_table(rows))
@@ -81,13 +81,15 @@ def headline(plan: Plan) -> str:
         what = f"{times(plan.gain.speed)} the reference's speed"
         if plan.gain.low is not None and not plan.gain.is_proven:
             what += " (no gain in speed is proven)"
+    elif plan.predicted is not None and plan.measured is None:
+        what = "predicted, not measured"
     elif plan.measured is not None:
         what = f"{rate(plan.measured.samples_per_s.value)} samples/s"
     else:
         what = "settings without evidence"
     within = f", within {budget_words(plan.budget)}" if plan.budget.limit else ", no memory limit"
     on = f", on {plan.budget.device}" if plan.budget.device else ""
-    return f"{what}{within if plan.measured else ''}{on}"
+    return f"{what}{within if plan.measured or plan.predicted else ''}{on}"
 
 
 def _settings(plan: Plan) -> RenderableType:
@@ -115,7 +117,7 @@ def _checked(plan: Plan) -> str | None:
 
 
 def _measured(plan: Plan) -> Rows:
-    rows: Rows = []
+    rows: Rows = [*_predicted(plan)]
     if plan.measured is not None:
         rows += [("speed", speed_words(plan.measured.samples_per_s)), ("peak", peak_words(plan.measured, plan.budget))]
     if plan.evaluation is not None:
@@ -139,6 +141,20 @@ def _measured(plan: Plan) -> Rows:
     if (checked := _checked(plan)) is not None:
         rows.append(("checked", checked))
     return rows
+
+
+def _predicted(plan: Plan) -> Rows:
+    """What is predicted of a plan."""
+    found = plan.predicted
+    if found is None:
+        return []
+    how = "" if found.how == "traced" else ", by a few real steps"
+    peak = f"{size(found.process)} ({size(found.low)} to {size(found.high)}{how}); as it stands {size(found.reference)}"
+    return [
+        ("predicted peak", peak),
+        ("work of a step", f"{found.work:.2f} times that of the job as it stands"),
+        ("binds", found.binds),
+    ]
 
 
 def _compiling(compile_s: float, plan: Plan) -> str:

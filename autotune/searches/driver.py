@@ -10,11 +10,13 @@ from pathlib import Path
 
 from ..errors import Interrupted, NothingFits, OutOfTime, PlanError, TaskError, TrialsLost, UserError
 from ..files import check_output
-from ..plan import Plan
+from ..plan import Plan, load_plan
 from ..search_spaces import SearchSpace, load_space
 from ..task import SIGNATURES
 from ..task_file import task_file
-from ..techniques import Facts
+from ..techniques import Facts, Settings
+from ..techniques.batch import Batch
+from ..techniques.support.facts import difference
 from ..workers import Executor
 from ..workers.trial.folder import check_working_folder
 from .anchors import Anchors
@@ -193,7 +195,7 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
         session.warn(f"--space: {number:,} combination{'' if number == 1 else 's'} left out: {reason}.")
     num_trials = min(session.options.trials, size)
     session.observe(SearchStarted(session.study.name, size, num_trials, tuple(_earlier(session))))
-    candidates = Candidates(session.study, configurations, reference)
+    candidates = Candidates(session.study, configurations, reference, _start_of(session, configurations))
     if session.reference is None and not session.stop.is_set():
         take_reference(session, candidates)
     if session.reference is None and not session.stop.is_set():
@@ -223,6 +225,28 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
     plan = build_plan(session, final, INTERRUPTED if session.stop.is_set() else stopped)
     assert final.winner is not None, "there is a plan"
     return plan, final.winner
+
+
+def _start_of(session: Session, space: ConfigurationSpace) -> tuple[Settings, ...]:
+    """The settings to try first, those that the job or the space has not aside.
+
+    Raises:
+        PlanError: there is no such plan, or it is another job's.
+    """
+    path, facts = session.options.start, session.facts
+    if path is None:
+        return ()
+    plan = load_plan(path)
+    if plan.task is not None and plan.task.fingerprint != facts.fingerprint:
+        said = difference(plan.task.identity, facts.identity)
+        raise PlanError(f"--start {path}: the plan is of {plan.task.source}, and this is another job: {said}.")
+    settings = plan.settings.in_force(facts.precision)
+    if settings.batch is None:
+        settings = settings.having(Batch.reference(facts))
+    if (reason := space.conflict(settings)) is not None:
+        session.warn(f"--start {path}: it is not tried: {reason}.")
+        return ()
+    return (settings,)
 
 
 def _tell_provable(session: Session) -> None:

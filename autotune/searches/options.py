@@ -289,6 +289,8 @@ class SearchOptions(HowToSearch):
         "plan.yaml"
     )
     """Where the plan goes, or the bundle."""
+    start: Annotated[PathOption | None, Shown("Space", "PLAN.YAML", "the sampler's own")] = None
+    """Try this plan's settings first, after the job as it stands: what autotune fit has written."""
     resume: Annotated[bool, Shown("Output")] = False
     """Go on with this task's newest study."""
     require_proof: Annotated[bool, Shown("Output")] = False

@@ -13,6 +13,7 @@ from ..plan import Budget
 from ..units import ceil_mib, format_bytes
 from ..words import count
 from ..workers import (
+    Chosen,
     Compared,
     Crashed,
     CutsJudged,
@@ -112,7 +113,7 @@ def judge(
             return Verdict(False, outcome.message, False, None, _failure())
         case Dropped():
             return Verdict(False, outcome.message, False, None, (-1.0, _UNKNOWN, _UNKNOWN, _UNKNOWN, 1.0))
-        case Inspected() | Compared() | Predicted() | CutsJudged() | Profiled() | Estimated() | Lost():
+        case Inspected() | Chosen() | Compared() | Predicted() | CutsJudged() | Profiled() | Estimated() | Lost():
             raise AssertionError(f"no answer to a measure request: {outcome.kind}")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...errors import Caught
-from ...estimates import EstimateOptions, PredictOptions
+from ...estimates import CheapestOptions, EstimateOptions, PredictOptions
 from ...internals import lost
 from ...measure import Measurement
 from ...measure.checks.distill import build_teacher, distilled
@@ -30,7 +30,7 @@ from ...task import Task
 from ...task_file import load_task
 from ...training.apply_plan import apply
 from ...training.training import Training
-from ..outcome import CutsJudged, Estimated, Inspected, Measured, Outcome, Predicted, Profiled
+from ..outcome import Chosen, CutsJudged, Estimated, Inspected, Measured, Outcome, Predicted, Profiled
 from ..request import (
     CompareRequest,
     InspectRequest,
@@ -228,8 +228,12 @@ def _judge(request: JudgeRequest, task: Task, folder: TrialFolder) -> CutsJudged
     return CutsJudged(found=found)
 
 
-def _predict(options: PredictOptions | EstimateOptions, task: Task) -> Predicted | Estimated:
+def _predict(options: PredictOptions | CheapestOptions | EstimateOptions, task: Task) -> Predicted | Chosen | Estimated:
     # What these import is not to be in the memory of trials that are measured.
+    if isinstance(options, CheapestOptions):
+        from ...estimates.cheapest import cheapest
+
+        return Chosen(found=cheapest(task, options))
     if isinstance(options, EstimateOptions):
         from ...estimates.max_batch import estimate_each
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,13 +47,17 @@ class Proposal:
 class Candidates:
     """Proposes what to measure; never a configuration twice, nor one that is known not to fit."""
 
-    def __init__(self, study: Study, space: ConfigurationSpace, reference: Settings) -> None:
+    def __init__(
+        self, study: Study, space: ConfigurationSpace, reference: Settings, start: Sequence[Settings] = ()
+    ) -> None:
         """
         Args:
             study: what was measured, and what Optuna is told.
             space: the choices.
             reference: the job as it stands.
+            start: what is measured before anything that a sampler proposes.
         """
+        self._start = start
         self._study, self._space, self._reference = study, space, reference
         self._searched = space
         self._in_flight: set[str] = set()
@@ -127,7 +131,7 @@ class Candidates:
             trials_left: this one included; the last are for what is still to be confirmed.
         """
         promise = self._study.promises()
-        for guess in itertools.chain(self._study.lost, map(self._space.resolved, self._guesses())):
+        for guess in itertools.chain(self._study.lost, self._start, map(self._space.resolved, self._guesses())):
             if self._is_new(guess):
                 return self._ask_for(guess, promise)
         unconfirmed = self._new_unconfirmed()
@@ -154,7 +158,7 @@ class Candidates:
         """Why the sampler stops, in words; None where it does not, or where something is still to be asked again or
         confirmed. Where nothing is chosen, the sampler cannot tell the space's only configuration from the reference:
         :meth:`next` ends that."""
-        waiting = any(map(self._is_new, self._study.lost)) or self._new_unconfirmed()
+        waiting = any(map(self._is_new, (*self._study.lost, *self._start))) or self._new_unconfirmed()
         return self._study.settled() if self._space.distributions and not waiting else None
 
     def finish(self, proposal: Proposal) -> None:
