@@ -12,6 +12,7 @@ from .distribution import VERSION, conflict
 __version__ = VERSION
 
 _HOMES = {
+    "Fitted": "fitting.fitted",
     "Plan": "plan",
     "StepResult": "training.training",
     "Task": "task",
@@ -31,6 +32,7 @@ _HOMES = {
     "verify": "api",
 }
 __all__ = [
+    "Fitted",
     "Plan",
     "StepResult",
     "Task",
@@ -64,6 +66,7 @@ if _found := conflict():
 if TYPE_CHECKING:
     from .api import estimate, search, verify
     from .fitting.fit import fit
+    from .fitting.fitted import Fitted
     from .integrations.lightning.task import from_lightning
     from .integrations.trainer_task import from_trainer
     from .plan import Plan, load_plan

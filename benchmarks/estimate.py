@@ -86,7 +86,7 @@ def _case(row: Row) -> str:
 
 
 def _rows(name: str, batches: list[int], is_probed: bool, kept: dict[str, int] | None) -> Iterator[Row]:
-    task = _task(name)
+    task = task_of(name)
     for settings in _combinations(name):
         began_s = time.perf_counter()
         memory_model = _by_peaks(_plan(settings), task) if is_probed else _model_of(_plan(settings), task)
@@ -99,7 +99,7 @@ def _rows(name: str, batches: list[int], is_probed: bool, kept: dict[str, int] |
 def _time_models(name: str) -> Iterator[Row]:
     """Print how long the memory model of each combination takes, by the clock and of a processor. The first is asked
     for twice: once, torch gets ready."""
-    task, combinations = _task(name), list(_combinations(name))
+    task, combinations = task_of(name), list(_combinations(name))
     for number, settings in enumerate([combinations[0], *combinations]):
         began_s, began_processor_s = time.perf_counter(), time.process_time()
         fit_memory_model(_plan(settings), task)
@@ -175,7 +175,8 @@ def _plan(settings: Settings) -> Plan:
     return Plan.model_validate({"settings": settings, "budget": {"device": "cpu"}})
 
 
-def _task(name: str) -> Task:
+def task_of(name: str) -> Task:
+    """Of a model, with samples as it was built for; images and texts are cut."""
     models = {**MODELS, **_UNSEEN}
     if name not in models:
         return load_task(str(EXAMPLES / name / "model.py"))

@@ -19,7 +19,7 @@ from ..units import parse_bytes
 from .choices import Techniques, combinations_of, nearest_miss
 from .fitted import Fitted, foreseen
 from .job import Job
-from .whole_batch import WHOLE, Loss, own_loss
+from .whole_batch import Loop, Loss, own_loss
 
 
 def fit(
@@ -31,7 +31,9 @@ def fit(
     optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     techniques: Techniques | None = None,
+    accumulate: int = 1,
     max_grad_norm: float | None = None,
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
     blocks: Sequence[str] = (),
     dry_run: bool = False,
 ) -> Fitted:
@@ -57,7 +59,9 @@ def fit(
         techniques: names of those to choose from, or choices of each as a search space has them: ``{"precision":
             [{"kind": "bf16"}]}``. None is recomputed blocks and memory-saving layers. ``"optimizer_step"`` adds the
             optimizer's step within backward, for loops that neither clip, log nor accumulate gradients.
+        accumulate: batches whose gradients the loop adds up before it steps the optimizer.
         max_grad_norm: what the loop clips the norm of all gradients at; None where it does not.
+        precision: what the loop runs in today: bf16 and fp16 by autocast around forward and loss.
         blocks: module paths of the blocks to choose from, or of containers of them; none are found by themselves.
         dry_run: choose, and leave everything as it is.
 
@@ -75,17 +79,19 @@ def fit(
     """
     limit_bytes = _read_budget(budget)
     target, is_here = _place(model, device)
-    job = Job(model, batch, loss or own_loss, optimizer, tuple(blocks), max_grad_norm)
+    loop = Loop(loss or own_loss, accumulate, max_grad_norm, precision, tuple(blocks))
+    job = Job(model, batch, optimizer, loop)
+    may_free = optimizer is not None and techniques is not None and this_rank().size == 1
     with undisturbed(), torch.enable_grad(), _left_alone(model):
         facts = job.facts(target, is_here, limit_bytes)
-        combinations, chooses_blocks = combinations_of(
-            techniques, facts, may_free=optimizer is not None and techniques is not None, batch=WHOLE
-        )
+        combinations, chooses_blocks = combinations_of(techniques, facts, may_free=may_free, batch=loop.batch)
         plain = Budget(limit=limit_bytes, device=target)
         options = CheapestOptions(
             **on_device(facts.device, bool(facts.conv_dims), facts.tries_kernels),
             limit_bytes=int(limit_bytes / plain.factor),
-            reference_batch=WHOLE.micro,
+            reference_batch=loop.batch.num_samples,
+            reference_micro=loop.batch.micro,
+            is_held=True,
             combinations=combinations,
             choose_blocks=chooses_blocks,
         )
@@ -96,7 +102,7 @@ def fit(
     if not dry_run:
         optimizer = job.apply(plan)
     built = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-    return Fitted(plan, model, built, found, facts, not dry_run, tuple(job.notes(found, limit_bytes)), job.loss)
+    return Fitted(plan, model, built, found, facts, not dry_run, tuple(job.notes(found, limit_bytes)), loop)
 
 
 def _read_budget(budget: str | int) -> int:

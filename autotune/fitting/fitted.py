@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from ..words import settings_words
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from .whole_batch import Loop
 
 _SHOWN = 3
 """Most kinds of memory that are named."""
@@ -39,8 +40,8 @@ class Fitted:
     """False after a dry run."""
     notes: tuple[str, ...]
     """What a reader must know."""
-    own_loss: Callable[[nn.Module, Any], Any]
-    """The loss as it was given, or the model's own."""
+    loop: Loop
+    """What the loop does, as it was said."""
 
     @property
     def settings(self) -> Settings:
@@ -70,7 +71,7 @@ class Fitted:
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """A context around the forward pass and the loss: autocast, and memory-saving layers in the loss."""
-        return self.settings.forward_context(self.facts.device.type)
+        return self.settings.in_force(self.loop.precision).forward_context(self.facts.device.type)
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         """The loss of a batch, in that context.
@@ -80,7 +81,7 @@ class Fitted:
             batch: on the model's device.
         """
         with self.forward_context():
-            return self.own_loss(model, batch)
+            return self.loop.loss(model, batch)
 
     def __str__(self) -> str:
         limit = self.plan.budget.limit

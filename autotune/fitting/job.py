@@ -6,6 +6,7 @@ import ctypes
 import gc
 import itertools
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -26,11 +27,12 @@ from ..nested import tensors_in, to_device
 from ..plan import Plan
 from ..randomness import undisturbed
 from ..ranks import by_itself, this_rank
+from ..task import Task
 from ..techniques import Device, Facts, Settings
 from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 from ..units import ceil_mib, format_bytes
 from .stand_in import StandIns
-from .whole_batch import WHOLE, Loss, own_loss, probed_task, traced_task
+from .whole_batch import Loop, own_loss, probed_task, traced_task
 
 _MOST_DRIFT = 2**20
 """Bytes that the choice itself may leave in the process before it is made once more."""
@@ -47,14 +49,10 @@ class Job:
         self,
         model: nn.Module,
         batch: Any,
-        loss: Loss,
         optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None,
-        blocks: tuple[str, ...],
-        max_grad_norm: float | None,
+        loop: Loop,
     ) -> None:
-        self.loss = loss
-        self._model, self._batch, self._optimizer = model, batch, optimizer
-        self._blocks, self._max_grad_norm = blocks, max_grad_norm
+        self._model, self._batch, self._optimizer, self._loop = model, batch, optimizer, loop
         self._stand_ins = StandIns(model, optimizer)
         self._num_ranks = this_rank().size
         if isinstance(optimizer, torch.optim.Optimizer):
@@ -66,22 +64,24 @@ class Job:
 
     def facts(self, target: Literal["cpu", "cuda"], is_here: bool, limit_bytes: int) -> Facts:
         """Of the model, its optimizer and the device that is planned for."""
+        task = self._task
         facts = build_facts(
             self._model,
             [self._batch],
             DatasetFacts([], None, None, deterministic=False, stackable=False, shapes_vary=False),
-            self._stand_ins.build_optimizer(self._stand_ins.build_model()),
-            WHOLE,
+            task.make_optimizer(task.build_model()),
+            self._loop.batch,
             InspectOptions(runs_model=False, allow_lossy=False),
             "cuda" if is_here else "cpu",
-            self._blocks,
+            self._loop.blocks,
             fingerprint="",
             shards_by_worker=False,
             loader_options={},
             loader_samples_per_s={},
             effective_batch_held=True,
             effective_batch_assumed=False,
-            max_grad_norm=self._max_grad_norm,
+            max_grad_norm=self._loop.max_grad_norm,
+            precision=self._loop.precision,
             split_error=None,
         )
         if target == "cpu" or is_here:
@@ -89,6 +89,10 @@ class Job:
         name = f"a CUDA device of {format_bytes(limit_bytes)}"
         device = Device(type="cuda", name=name, memory_bytes=limit_bytes, bf16=True)
         return facts.model_copy(update={"device": device})
+
+    @cached_property
+    def _task(self) -> Task:
+        return traced_task(self._stand_ins, self._batch, self._loop)
 
     def choose(self, options: CheapestOptions, is_here: bool) -> Cheapest:
         """Choose by traces; by real steps where there can be none.
@@ -101,8 +105,9 @@ class Job:
                 return self._by_traces(options, is_here)
             except _ReadsValues as reason:
                 said = str(reason)
-            task = probed_task(self._stand_ins, self._batch, self.loss, self._blocks)
-            alone = {"combinations": options.combinations[:1], "reference_batch": task.batch_size}
+            task = probed_task(self._stand_ins, self._batch, self._loop)
+            sizes = {"reference_batch": task.batch_size, "reference_micro": task.micro_batch_size}
+            alone = {"combinations": options.combinations[:1], **sizes}
             with Caught(AutotuneError, MemoryError) as raised:
                 found = cheapest(task, *self._beside(options.model_copy(update=alone), is_here))
                 return found.model_copy(update={"reason": said})
@@ -110,8 +115,7 @@ class Job:
             raise TaskError(f"fit: the model does not take this batch: {type(error).__name__}: {error}") from error
 
     def _by_traces(self, options: CheapestOptions, is_here: bool) -> Cheapest:
-        task = traced_task(self._stand_ins, self._batch, self.loss, self._blocks)
-        memory_models = _Traced(task, None, options.target)
+        task, memory_models = self._task, _Traced(self._task, None, options.target)
         if options.target == "cuda":
             return cheapest(task, *self._beside(options, is_here), memory_models)
         settle_process(Settings())  # pages of kernels, and what threads take
@@ -147,14 +151,14 @@ class Job:
 
         def run(model: nn.Module) -> Any:
             with undisturbed():
-                return self.loss(model, to_device(self._batch, next(model.parameters()).device))
+                return self._loop.loss(model, to_device(self._batch, next(model.parameters()).device))
 
         try:
-            apply_to_model(plan, self._model, blocks=self._blocks, run=run)
+            apply_to_model(plan, self._model, blocks=self._loop.blocks, run=run)
             if given is None:
                 return None
-            built = given if isinstance(given, torch.optim.Optimizer) else given(list(self._model.parameters()))
-            return apply_to_optimizer(plan, built, max_grad_norm=self._max_grad_norm)
+            built = given if isinstance(given, torch.optim.Optimizer) else self._task.make_optimizer(self._model)
+            return apply_to_optimizer(plan, built, max_grad_norm=self._loop.max_grad_norm)
         except AutotuneError:
             apply_to_model(stock, self._model)
             if isinstance(given, torch.optim.Optimizer):
@@ -168,7 +172,7 @@ class Job:
         if self._optimizer is None:
             yield "no optimizer was given: AdamW is assumed"
         assert found.chosen is not None, "else it is an error"
-        if any(one.has_context for one in found.chosen.settings.chosen()) and self.loss is not own_loss:
+        if any(one.has_context for one in found.chosen.settings.chosen()) and self._loop.loss is not own_loss:
             yield "compute the loss by fitted.loss(model, batch), or in fitted.forward_context()"
         if found.chosen.process.value < own_peak_bytes() > limit_bytes and next(self._model.parameters()).is_cpu:
             yield (

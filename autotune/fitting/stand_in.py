@@ -57,16 +57,15 @@ class StandIns:
             )
         return self._pair(_on_cpu)
 
-    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Of the copy that was built last."""
-        if self._copied is not None:
-            copied, self._copied = self._copied, None
-            return copied
-        parameters = (p for p in model.parameters() if p.requires_grad)
-        if self._optimizer is None:
-            return torch.optim.AdamW(parameters)
-        assert not isinstance(self._optimizer, torch.optim.Optimizer), "it is copied with the model"
-        return self._optimizer(list(model.parameters()))
+    @property
+    def build_optimizer(self) -> Callable[[Any], torch.optim.Optimizer] | None:
+        """Builds that of the copy which was built last, as a task's ``build_optimizer``; None is AdamW."""
+        return self._of_copy if isinstance(self._optimizer, torch.optim.Optimizer) else self._optimizer
+
+    def _of_copy(self, parameters: Any) -> torch.optim.Optimizer:
+        copied, self._copied = self._copied, None
+        assert copied is not None, "it is copied with the model"
+        return copied
 
     def _pair(self, copied: Callable[[Tensor], Tensor]) -> nn.Module:
         """The model, and the optimizer where one was given, with each of their tensors copied by a function."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,33 +17,77 @@ from .stand_in import StandIns
 
 Loss = Callable[[nn.Module, Any], Any]
 
-WHOLE = Batch(micro=2)
-"""The user's batch, however many samples it has: it is traced as it is, and not made of samples."""
+WHOLE = 2
+"""Samples that the user's batch is said to have: it is traced as it is, and not made of samples."""
 _FEWEST = 6
 """Samples from which on real steps are made with a few of them, and extended to all."""
 
 
-def traced_task(stand_ins: StandIns, batch: Any, loss: Loss, blocks: Sequence[str]) -> Task:
+@dataclass(frozen=True)
+class Loop:
+    """What a user's loop does, as far as its memory depends on it."""
+
+    loss: Loss
+    """(model, batch) -> scalar."""
+    accumulate: int = 1
+    """Batches whose gradients are added up before an optimizer step."""
+    max_grad_norm: float | None = None
+    """What the norm of all gradients is clipped at; None where it is not."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
+    """What forward and loss compute in; None is the model as it stands."""
+    blocks: tuple[str, ...] = ()
+    """Module paths of the model's blocks; none are found."""
+
+    @property
+    def batch(self) -> Batch:
+        """Of an optimizer step."""
+        return Batch(micro=WHOLE, accumulate=self.accumulate)
+
+    def task(self, stand_ins: StandIns, build_model: Callable[[], nn.Module], data: Any, micro: int) -> Task:
+        """Of copies of the user's model.
+
+        Args:
+            stand_ins: that build the optimizer.
+            build_model: one of theirs.
+            data: the batch, or numbers of its samples with what puts some together.
+            micro: samples of it in one forward pass.
+        """
+        dataset, collate = data
+        return Task(
+            build_model=build_model,
+            build_dataset=lambda: dataset,
+            compute_loss=self.loss,
+            build_optimizer=stand_ins.build_optimizer,
+            collate=collate,
+            batch_size=micro * self.accumulate,
+            micro_batch_size=micro,
+            max_grad_norm=self.max_grad_norm,
+            precision=self.precision,
+            blocks=self.blocks,
+        )
+
+
+def traced_task(stand_ins: StandIns, batch: Any, loop: Loop) -> Task:
     """Of steps over copies without values."""
-    here = to_device(batch, torch.device("cpu"))
-    return _task(stand_ins.build_model, stand_ins, [here, here], lambda samples: samples[0], loss, blocks, WHOLE.micro)
+    return loop.task(stand_ins, stand_ins.build_model, _whole(to_device(batch, torch.device("cpu"))), WHOLE)
 
 
-def probed_task(stand_ins: StandIns, batch: Any, loss: Loss, blocks: Sequence[str]) -> Task:
+def probed_task(stand_ins: StandIns, batch: Any, loop: Loop) -> Task:
     """Of real steps over copies: with a few of the batch's samples where it has more."""
     here = to_device(batch, torch.device("cpu"))
     num_samples = samples_in(here)
     if num_samples < _FEWEST:
-        dataset = [here, here]
-        return _task(
-            stand_ins.build_real_model, stand_ins, dataset, lambda samples: samples[0], loss, blocks, WHOLE.micro
-        )
+        return loop.task(stand_ins, stand_ins.build_real_model, _whole(here), WHOLE)
 
     def rows(samples: list[int]) -> Any:
         """The batch's first samples, as many as are asked for."""
         return rows_of(here, num_samples, slice(0, len(samples)))
 
-    return _task(stand_ins.build_real_model, stand_ins, range(num_samples), rows, loss, blocks, num_samples)
+    return loop.task(stand_ins, stand_ins.build_real_model, (range(num_samples), rows), num_samples)
+
+
+def _whole(batch: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
+    return [batch] * WHOLE, lambda samples: samples[0]
 
 
 def own_loss(model: nn.Module, batch: Any) -> Tensor:
@@ -57,10 +102,10 @@ def own_loss(model: nn.Module, batch: Any) -> Tensor:
         found = model(*batch)
     else:
         found = model(batch)
-    if isinstance(found, Mapping) and "loss" in found:
-        found = found["loss"]
+    if isinstance(found, Mapping):  # transformers' outputs are, too
+        found = found.get("loss")
     elif not isinstance(found, Tensor):
-        found = getattr(found, "loss", None) if hasattr(found, "loss") else found
+        found = getattr(found, "loss", found)
     found = found[0] if isinstance(found, (tuple, list)) and found else found
     if not isinstance(found, Tensor) or found.numel() != 1:
         shape = f" of shape {tuple(found.shape)}" if isinstance(found, Tensor) else ""
@@ -69,23 +114,3 @@ def own_loss(model: nn.Module, batch: Any) -> Tensor:
             "and the batch: loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])."
         )
     return found
-
-
-def _task(
-    build_model: Callable[[], nn.Module],
-    stand_ins: StandIns,
-    dataset: Any,
-    collate: Callable[[list[Any]], Any],
-    loss: Loss,
-    blocks: Sequence[str],
-    batch_size: int,
-) -> Task:
-    return Task(
-        build_model=build_model,
-        build_dataset=lambda: dataset,
-        compute_loss=loss,
-        build_optimizer=stand_ins.build_optimizer,
-        collate=collate,
-        batch_size=batch_size,
-        blocks=tuple(blocks),
-    )

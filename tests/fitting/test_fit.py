@@ -220,6 +220,13 @@ def test_precision_changes_only_if_it_is_asked_for():
     assert asked.needs_context
 
 
+def test_what_the_loop_runs_in_today_is_predicted_and_is_no_choice():
+    """Autocast keeps a hidden layer of 64 MiB in half of that."""
+    stock, half = (planned(Model(), precision=kind, dry_run=True) for kind in (None, "bf16"))
+    assert half.settings == Settings()
+    assert stock.peak.value - half.peak.value > NUM_BLOCKS * 16 * MIB
+
+
 @pytest.mark.parametrize(
     ("techniques", "said"),
     [
@@ -259,6 +266,8 @@ def test_the_step_is_in_backward_only_where_it_is_asked_for_and_the_optimizer_gi
     assert fitted.settings.optimizer_step.kind == "in_backward"
     wide(torch.ones(4, 2048)).mean().backward()
     assert all(p.grad is None for p in wide.parameters())
+    with pytest.raises(NothingFits):
+        fit(less, accumulate=2, **asked)
 
 
 def test_ranks_without_a_group_are_told_to_make_one(monkeypatch):

@@ -1,0 +1,191 @@
+"""Does a training stay within the budget that ``autotune.fit`` made it fit?
+
+For each model four budgets between the smallest that works and what the training takes as it stands. A fresh process
+builds the model and AdamW, calls ``fit`` and makes three optimizer steps; measured is its peak (VmHWM), from its start.
+With ``--time`` only how long ``fit`` takes, of GPT-2 with 124 million parameters for 8 GiB of this machine, and of a
+LLaMA of 6.7 billion without values for a card of 80 GiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+import autotune
+from autotune.errors import NothingFits
+from autotune.estimates.memory_model import fit_memory_model
+from autotune.measure.processes import own_peak_bytes
+from autotune.plan import Plan
+from autotune.task import Task
+from autotune.techniques import Settings
+from autotune.units import MIB, parse_bytes, size
+
+from .estimate import DEVELOPED_ON, HELD_OUT, task_of
+from .rows import save_rows
+
+Row = dict[str, Any]
+_UNSEEN = (
+    "convnext", "swin", "opt", "whisper", "falcon", "electra", "vitmae", "qwen3", "segformer", "wav2vec2", "gemma2",
+    "bart",
+)  # fmt: skip
+MODELS = (*DEVELOPED_ON, *HELD_OUT, *_UNSEEN)
+_SHARES = (0.02, 0.3, 0.6, 0.9)
+"""Of the way from the smallest budget that works to what the training takes as it stands."""
+_TENSORS = 400 * MIB
+"""Most that a step's tensors take as it stands: the largest power of two of samples within it is the batch."""
+_NUM_STEPS = 3
+
+
+def main() -> None:
+    """Print and keep a row for each model and budget."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, action="append", help="these alone")
+    parser.add_argument("--time", action="store_true", help="how long fit takes; nothing is trained")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(_in_child(**json.loads(arguments.child))))
+        return
+    if arguments.time:
+        rows = [*_times()]
+        print(save_rows("fit-time", "cpu", rows))
+        return
+    rows = []
+    for name in arguments.model or MODELS:
+        found = [*_rows(name)]
+        path = save_rows("fit", "cpu", found)
+        rows += found
+    within = sum(row["measured_bytes"] <= row["budget_bytes"] for row in rows)
+    errors = sorted(row["measured_bytes"] / row["predicted_bytes"] - 1 for row in rows)
+    print(
+        f"within the budget: {within} of {len(rows)}; measured over predicted: median "
+        f"{statistics.median(errors):+.1%}, {errors[0]:+.1%} to {errors[-1]:+.1%}; fit took "
+        f"{statistics.median(row['fit_s'] for row in rows):.1f} s at the median"
+    )
+    print(path)
+
+
+def _rows(name: str) -> Iterator[Row]:
+    task = task_of(name)
+    law = fit_memory_model(Plan.model_validate({"settings": Settings(), "budget": {"device": "cpu"}}), task)
+    num_samples = 2
+    while num_samples < 64 and law.peak_bytes(2 * num_samples) <= _TENSORS:
+        num_samples *= 2
+    case = {"name": name, "num_samples": num_samples}
+    edges = _asked(case, "edges")
+    least, stock = edges["least"], edges["stock"]
+    for share in _SHARES:
+        budget = round(least + (stock - least) * share)
+        row = {"model": name, "batch": num_samples, "share": share, **_asked(case, str(budget))}
+        print(_line(row), flush=True)
+        yield row
+
+
+def _asked(case: Row, what: str) -> Row:
+    """A child's answer."""
+    asked = json.dumps({**case, "what": what})
+    command = [sys.executable, "-m", "benchmarks.fit", "--child", asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{asked}: {done.stderr}")
+    found: Row = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _in_child(name: str, num_samples: int, what: str) -> Row:
+    task = task_of(name)
+    torch.manual_seed(0)
+    model, dataset = task.build_model(), task.build_dataset()
+    batch = (task.collate or default_collate)([dataset[number % len(dataset)] for number in range(num_samples)])
+    optimizer = torch.optim.AdamW(model.parameters())
+    if what == "edges":
+        return _edges(model, batch, task, optimizer)
+    began_s = time.perf_counter()
+    fitted = autotune.fit(model, batch, int(what), loss=task.compute_loss, optimizer=optimizer)
+    fit_s = time.perf_counter() - began_s
+    for _ in range(_NUM_STEPS):
+        optimizer.zero_grad()
+        fitted.loss(model, batch).backward()
+        optimizer.step()
+    return {
+        "budget_bytes": int(what),
+        "settings": fitted.settings.model_dump(mode="json", exclude_defaults=True),
+        "predicted_bytes": fitted.peak.value,
+        "high_bytes": fitted.peak.high,
+        "as_it_stands_bytes": fitted.stock_peak.value,
+        "work": fitted.found.times_work,
+        "how": fitted.found.how,
+        "measured_bytes": own_peak_bytes(),
+        "fit_s": fit_s,
+    }
+
+
+def _edges(model: Any, batch: Any, task: Task, optimizer: Any) -> dict[str, int]:
+    """The smallest budget that works, and the least with which nothing is changed."""
+
+    def fit(budget: int) -> autotune.Fitted:
+        return autotune.fit(model, batch, budget, loss=task.compute_loss, optimizer=optimizer, dry_run=True)
+
+    stock = round(fit(2**50).stock_peak.high * 1.03)
+    try:
+        fit(MIB)
+    except NothingFits as error:
+        return {"least": parse_bytes(str(error).partition("works is ")[2].partition(" (")[0]), "stock": stock}
+    raise AssertionError("no process is so small")
+
+
+def _times() -> Iterator[Row]:
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    def words(vocabulary: int, batch: int, length: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(0, vocabulary, (batch, length))
+        return {"input_ids": ids, "labels": ids}
+
+    model: Any = GPT2LMHeadModel(GPT2Config(use_cache=False))
+    for budget in ("8GiB", "5GiB"):
+        yield _timed("gpt2-124m, batch 8 of 512", model, words(50_257, 8, 512), budget, "cpu")
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(use_cache=False))
+    for length in (1024, 4096):
+        batch = words(32_000, 1, length)
+        techniques = ("checkpointing", "layers", "optimizer_step")
+        yield _timed(f"llama-6.7b, batch 1 of {length}", model, batch, "80GiB", "cuda", techniques=techniques)
+
+
+def _timed(name: str, model: Any, batch: Any, budget: str, device: Any, **options: Any) -> Row:
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1) if device == "cuda" else torch.optim.AdamW(parameters)
+
+    began_s = time.perf_counter()
+    try:
+        said = str(
+            autotune.fit(model, batch, budget, optimizer=build, device=device, dry_run=True, **options)
+        ).splitlines()
+    except NothingFits as error:
+        said = [str(error)]
+    seconds = time.perf_counter() - began_s
+    print(f"{name}, {budget} ({device}): {seconds:.1f} s", *said, sep="\n  ", flush=True)
+    return {"model": name, "budget": budget, "planned_for": device, "fit_s": seconds, "said": said}
+
+
+def _line(row: Row) -> str:
+    within = "within" if row["measured_bytes"] <= row["budget_bytes"] else "OVER"
+    kinds = " ".join(one["kind"] for one in row["settings"].values()) or "-"
+    return (
+        f"{row['model']:14}{row['batch']:4} {row['share']:4.0%}  budget {size(row['budget_bytes']):>9}  predicted "
+        f"{size(row['predicted_bytes']):>9} (to {size(row['high_bytes'])})  measured {size(row['measured_bytes']):>9} "
+        f"{within:7} fit {row['fit_s']:.1f} s  {kinds}"
+    )
+
+
+if __name__ == "__main__":
+    main()
