@@ -1,4 +1,4 @@
-"""A disk of a test's own, that it can fill."""
+"""A disk of a test's own, that it can fill; and a folder that is read-only for a while."""
 
 from __future__ import annotations
 
@@ -27,3 +27,18 @@ def fill(disk: Path) -> Path:
         while file.write(bytes(4096)):
             pass
     return disk / "ballast"
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """For whatever is opened in the folder meanwhile, root's, too."""
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(["mount", "--bind", folder, folder], capture_output=True).returncode
+    ):
+        pytest.skip("a folder can be mounted by root alone")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)

@@ -87,7 +87,7 @@ class Runner:
         """Whether a place is free and there is room; the log says once that there is none, and once that there is."""
         before, self._shortage = self._shortage, self._places.shortage()
         if self._shortage != before:
-            _LOG.error("%s: %s", self._places.state, self._shortage or "There is room again.")
+            _LOG.error("%s: %s", self._places.state, self._shortage or "Searches begin again.")
         return self._shortage is None and len(self._held) < self._options.num_searches
 
     def _begin_next(self) -> bool:

@@ -56,11 +56,13 @@ class Places:
         return self.state / "archives"
 
     def shortage(self) -> str | None:
-        """Why no search can be begun here, in words; None where there is room."""
+        """Why no search can be begun here, in words; None where there is room, and it can be written."""
         try:
             disk = os.statvfs(self.state)
         except OSError as reason:
             return f"The service's folder cannot be used: {reason.strerror}. Searches wait until it is back."
+        if not os.access(self.state, os.W_OK):
+            return "The service's folder is read-only for the server: searches wait until it can be written."
         if disk.f_bavail * disk.f_frsize >= LEAST_FREE_BYTES and (disk.f_favail or not disk.f_files):
             return None
         return f"The service's disk is full (less than {format_bytes(LEAST_FREE_BYTES)} free): searches wait for room."
@@ -215,30 +217,33 @@ class Supervisor:
             with suppress(subprocess.TimeoutExpired):
                 driver.process.wait(_LOOK_S)  # two signals within a moment would count as one
         driver.end()
+        is_short = self._places.shortage() is not None  # before what may last until there is room
         while self._retried(self._record):
             pass
         _LOG.info("search %s: driver ended with %s", self._lease.search_id, code)
-        self._conclude(code, mode, was_asked=asked > 0)
+        self._conclude(code, mode, was_asked=asked > 0, is_short=is_short)
 
     def _may_finish(self) -> bool:
         """A driver that goes on from a study reads it first: interrupted before that, it would end without a plan."""
         return self._lease.attempt == 1 or self._summary.has_started
 
-    def _conclude(self, code: int, mode: str | None, *, was_asked: bool) -> None:
+    def _conclude(self, code: int, mode: str | None, *, was_asked: bool, is_short: bool) -> None:
+        """``is_short`` says that nothing could be written when the driver ended, which is then nobody's fault."""
         found, (error, kind) = self._folder.read_documents(), self._folder.read_error()
         at_once = mode == "now" or self._stop.is_set()  # else nobody here kills it
         was_ended = code == _INTERRUPTED or (was_asked and (code == -signal.SIGTERM or (code < 0 and at_once)))
-        is_lost = kind == TrialsLost.__name__ or any(words in error for words in _NO_ROOM)
-        if not error and (code == 2 or (code == 1 and self._places.shortage())):  # a full disk: it could not say why
-            is_lost, error = True, f"its driver ended with exit code {code}: {self._last_words().splitlines()[-1]}"
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        is_lost = is_short or kind == TrialsLost.__name__ or any(words in error for words in _NO_ROOM)
+        if not error and (code == 2 or is_short):  # it could not say why
+            is_lost, error = True, f"its driver ended with {how}: {self._last_words().splitlines()[-1]}"
         if found is not None and (code == 0 or (code == _INTERRUPTED and mode == "finish")):
             self._finish(State.SUCCEEDED, "" if code == 0 else "ended early: the best so far", found)
         elif is_lost and mode == "now":
             self._finish(State.CANCELLED, "cancelled")
+        elif is_lost:
+            self._give_back(error.partition("\n")[0], is_failure=not is_short)
         elif code == 0:
             self._finish(State.ERROR, "the driver ended well, and left no plan that can be read.")
-        elif is_lost:
-            self._give_back(error.partition("\n")[0], is_failure=True)
         elif code in _ENDS:
             self._finish(State.ERROR if kind == StudyError.__name__ else _ENDS[code], error or self._last_words())
         elif was_ended and (mode == "now" or (mode == "finish" and not self._stop.is_set())):
@@ -246,7 +251,6 @@ class Supervisor:
         elif was_ended and self._stop.is_set():
             self._give_back("the server was stopped; it goes on from what was measured", is_failure=False)
         else:
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
             self._give_back(f"its driver was lost ({how}).", is_failure=True)
 
     def _finish(self, state: State, message: str, found: Documents | None = None) -> None:

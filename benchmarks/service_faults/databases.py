@@ -1,4 +1,4 @@
-"""Faults of the database: locked, stopped, connections cut, its clock, and what is written too late."""
+"""Faults of the database: locked, read-only, stopped, connections cut, its clock, and what is written too late."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from autotune.service.spec import SearchSpec
 from autotune.service.store.database import Database
 from autotune.service.store.leases import Lease, Leases, Stale
 from autotune.service.store.states import State
+from tests.full_disk import read_only
 
 from .core import Fault
 from .scene import LEASE_S, Scene
@@ -32,6 +33,13 @@ def lock_database(the: Scene) -> None:
         the.go()
         time.sleep(LEASE_S + 0.5)
         connection.execute("ROLLBACK")
+
+
+def _make_read_only(the: Scene) -> None:
+    """It and its folder are read-only past the lease, for all that is opened meanwhile."""
+    with read_only(the.state):
+        time.sleep(LEASE_S + 0.5)
+    the.go()
 
 
 def _jump_forward(the: Scene) -> None:
@@ -153,6 +161,7 @@ _HALF_MADE = "DELETE FROM alembic_version; DROP TABLE trials"
 
 FAULTS = (
     Fault("database locked past the lease", lock_database),
+    Fault("database read-only past the lease", _make_read_only),
     Fault("clock an hour ahead", _jump_forward),
     Fault("clock an hour behind", _jump_back),
     Fault("clock an hour behind, server killed", _jump_back_and_kill),

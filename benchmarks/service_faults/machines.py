@@ -1,5 +1,5 @@
-"""Faults of the machine while a real search measures on it: a full disk, a database that has gone, is another or is
-locked, a job as it stands that is killed. Each is the machine's, and the search goes on."""
+"""Faults of the machine while a real search measures on it: a full disk, a database that has gone, is another, is
+locked or read-only, a job as it stands that is killed. Each is the machine's, and the search goes on."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import httpx
 
 from autotune.measure.processes import descendants
 from autotune.workers.process import identify
+from tests.full_disk import read_only
 
 from .core import Fault
 from .databases import lock_database
@@ -78,6 +79,16 @@ def _lock(the: Measuring) -> None:
     lock_database(the)
 
 
+def _read_only(the: Measuring) -> None:
+    """The database and its folder are read-only past the lease, for all that is opened meanwhile."""
+    the.pass_reference()
+    with read_only(the.state), _not_ready(the):
+        the.go()
+        time.sleep(LEASE_S + 1)
+    the.most_lost = 2
+    the.until(lambda: _is_ready(the), "/readyz")
+
+
 def _kill_reference(the: Measuring) -> None:
     """SIGKILL of the job as it stands, as the kernel ends it for a neighbour's memory: it is measured again."""
     the.told_again, the.most_lost = (0,), 1
@@ -114,6 +125,7 @@ FAULTS = (
     _fault("database removed, a real search", _removed),
     _fault("database replaced, a real search", _replaced),
     _fault("database locked, a real search", _lock),
+    _fault("database read-only, a real search", _read_only),
     _fault("reference killed", _kill_reference),
     _fault("reference killed by the kernel, for memory", _kill_reference_for_memory, with_limit=True),
 )

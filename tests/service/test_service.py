@@ -6,9 +6,11 @@ import hashlib
 import os
 import shutil
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+from full_disk import read_only
 from service_runs import ENDS, OPTIONS, serving, spec, submit, until
 from sqlalchemy import select
 
@@ -143,6 +145,30 @@ def test_a_database_that_is_removed_or_replaced_under_the_server_is_noticed(tmp_
         assert client.get("/readyz").status_code == 200
         search_id = client.post("/v1/searches", json=search).json()["id"]
         assert until(client, search_id, *ENDS)["state"] == "SUCCEEDED"
+
+
+def test_a_database_that_is_read_only_for_a_while_is_told_and_nothing_is_lost(tmp_path):
+    """With its folder, as on a disk that had an error: `/readyz` and what would be written say so, reads are answered;
+    what runs goes on to its end, and writes are taken again by connections that were opened meanwhile, too."""
+    with serving(tmp_path / "s") as (client, service):
+        runs = submit(client, trials=2, holds_at="reference")
+        folder = service.places.search(runs).path
+        while not (folder / "held").exists():
+            until(client, runs, "QUEUED", "LEASED", "RUNNING")
+        search = spec(client, trials=1)
+        with read_only(tmp_path / "s"):
+            for answer in (client.get("/readyz"), client.post("/v1/searches", json=search)):
+                assert (answer.status_code, "read-only" in answer.json()["detail"]) == (503, True), answer.text
+            with ExitStack() as stack:
+                for _ in range(8):
+                    stack.enter_context(service.database.reading())
+            assert client.get(f"/v1/searches/{runs}").json()["state"] == "RUNNING"
+        assert client.get("/readyz").status_code == 200
+        answers = [client.post("/v1/searches", json=search) for _ in range(8)]
+        assert [each.status_code for each in answers[1:]] == [201] * 7
+        (folder / "go").touch()
+        ends = [until(client, search_id, *ENDS) for search_id in (runs, answers[-1].json()["id"])]
+        assert [(each["state"], each["attempt"]) for each in ends] == [("SUCCEEDED", 1)] * 2
 
 
 def test_a_long_log_is_cut_to_its_end(tmp_path):

@@ -10,23 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from full_disk import fill
+from full_disk import fill, read_only
 from service_runs import ENDS, archive, put, serving, until
 from sqlalchemy import select
 
 from autotune.plan import load_plan
 from autotune.service.store.tables import SEARCHES
 from autotune.service.supervisor import RunnerOptions
-from autotune.workers.process import with_variable
+from autotune.workers.process import identify, with_variable
 
 OPTIONS = RunnerOptions(beat_s=0.05, program=(sys.executable, "-m", "autotune"), driver_options=("--executor=local",))
 TASK = (Path(__file__).parents[1] / "tasks" / "healthy.py").read_text()
 
 
-def submitted(client):
-    """A search that runs until it is ended."""
+def submitted(client, **more):
+    """A search that runs until it is ended, without ``trials``."""
     sha256 = put(client, archive(model__py=TASK)).json()["sha256"]
-    spec = {"task": "model.py", "archive": sha256, "sampler": "random", "trial_time": "0.2s", "device": "cpu"}
+    spec = {"task": "model.py", "archive": sha256, "sampler": "random", "trial_time": "0.2s", "device": "cpu", **more}
     return client.post("/v1/searches", json=spec).json()["id"]
 
 
@@ -41,15 +41,18 @@ def trials_of(client, search_id, count, timeout_s=600.0):
     return found
 
 
+def driver_of(service, search_id):
+    with service.database.reading() as connection:
+        return connection.scalar(select(SEARCHES.c.pid).where(SEARCHES.c.id == search_id))
+
+
 @pytest.mark.slow
 def test_a_real_search_survives_its_drivers_death(tmp_path):
     """SIGKILL after the reference: the second driver has it from the study, goes on, and writes a plan when asked."""
     with serving(tmp_path / "state", OPTIONS) as (client, service):
         search_id = submitted(client)
         (reference,) = trials_of(client, search_id, 1)[:1]
-        with service.database.reading() as connection:
-            pid = connection.scalar(select(SEARCHES.c.pid).where(SEARCHES.c.id == search_id))
-        os.kill(pid, signal.SIGKILL)
+        os.kill(driver_of(service, search_id), signal.SIGKILL)
         until(client, search_id, "LEASED", "RUNNING")
         known = len(client.get(f"/v1/searches/{search_id}/trials").json())
         trials_of(client, search_id, known + 1)
@@ -96,3 +99,27 @@ def test_a_real_search_waits_for_room_on_a_full_disk(tmp_path, small_disk):
         assert trials[0] == reference
         client.post(f"/v1/searches/{search_id}/cancel", json={"mode": "now"})
         assert until(client, search_id, *ENDS)["state"] == "CANCELLED"
+
+
+@pytest.mark.slow
+def test_a_real_search_goes_on_after_its_folder_and_the_database_were_read_only(tmp_path):
+    """From the reference on until its driver has ended, which could not write the plan: `/readyz` says so, the end is
+    nobody's mistake, although it is known only later, and nothing that was measured is measured again."""
+    state = tmp_path / "state"
+    with serving(state, replace(OPTIONS, lease_s=1.0)) as (client, service):
+        search_id = submitted(client, trials=2)
+        reference = trials_of(client, search_id, 1)[0]
+        driver = driver_of(service, search_id)
+        with read_only(state):
+            while identify(driver) is not None:
+                ready = client.get("/readyz")
+                assert (ready.status_code, "read-only" in ready.json()["detail"]) == (503, True)
+                time.sleep(0.5)
+            assert client.get(f"/v1/searches/{search_id}").json()["state"] == "RUNNING"  # as it was written last
+        search = until(client, search_id, *ENDS)
+        assert (search["state"], search["attempt"]) == ("SUCCEEDED", 2), search["message"]
+        said = [event["data"].get("words", "") for event in client.get(f"/v1/searches/{search_id}/events").json()]
+        assert any("Read-only file system" in words for words in said)
+        trials = client.get(f"/v1/searches/{search_id}/trials").json()
+        assert [trial["number"] for trial in trials] == [0, 1]
+        assert trials[0] == reference

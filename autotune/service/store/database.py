@@ -14,7 +14,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, Float, create_engine, event
+from sqlalchemy import Connection, Engine, ExceptionContext, Float, create_engine, event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
@@ -50,14 +50,8 @@ def _postgresql_now(element: Any, compiler: Any, **options: Any) -> str:
     return "extract(epoch from clock_timestamp())::double precision"
 
 
-class Replaced(SQLAlchemyError):
-    """The file was removed or replaced under the running server: what is written to the old one, nobody finds again."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the database's file was removed or replaced while the server runs, and nothing is written to it. Put the "
-            "file back, or start the server again with the one that is there"
-        )
+class Unusable(SQLAlchemyError):
+    """SQLite's file was removed, replaced or made read-only under the running server; it says so in words."""
 
 
 class Database:
@@ -94,6 +88,7 @@ class Database:
             set_up(self.engine, foreign_keys="ON", busy_timeout=_BUSY_MS, cache_size=-_CACHE_KIB)
             event.listen(self.engine, "connect", _leave_transactions)
             event.listen(self.engine, "begin", _begin)
+            event.listen(self.engine, "handle_error", _let_go_of_read_only)
 
     @property
     def path(self) -> Path | None:
@@ -105,9 +100,9 @@ class Database:
         """A transaction that reads.
 
         Raises:
-            Replaced: the file is another since :meth:`migrate`.
+            Unusable: the file is another since :meth:`migrate`.
         """
-        self._check_file()
+        self._check_identity()
         with self.engine.connect() as connection:
             yield connection
 
@@ -116,10 +111,10 @@ class Database:
         """A transaction that writes, committed at its end. With SQLite they queue up for one another here.
 
         Raises:
-            Replaced: the file is another since :meth:`migrate`.
+            Unusable: as :meth:`check` says.
         """
         with self._writer or nullcontext(), self.engine.connect() as connection:
-            self._check_file()
+            self.check()
             writer = connection.execution_options(writes=True)
             with writer.begin():
                 yield writer
@@ -159,9 +154,24 @@ class Database:
             return None
         return found and (found.st_dev, found.st_ino)
 
-    def _check_file(self) -> None:
+    def check(self) -> None:
+        """See that what is written now would be found again: with SQLite, and since :meth:`migrate`.
+
+        Raises:
+            Unusable: the file is another, or read-only.
+        """
+        self._check_identity()
+        if self._file is not None and self.path is not None and not os.access(self.path, os.W_OK):
+            raise Unusable(
+                "the database's file is read-only for the server, and nothing is written to it. Make it writable again"
+            )
+
+    def _check_identity(self) -> None:
         if self._file is not None and self._identity() != self._file:
-            raise Replaced
+            raise Unusable(
+                "the database's file was removed or replaced while the server runs, and nothing is written to it. Put "
+                "the file back, or start the server again with the one that is there"
+            )
 
     def close(self) -> None:
         """Close every connection."""
@@ -187,7 +197,7 @@ def _upgrade(config: Config) -> None:
 
 def words_of(reason: Exception) -> str:
     """The database's error message, without the statement and its values."""
-    said = reason if isinstance(reason, sqlite3.Error | Replaced) else getattr(reason, "orig", None)
+    said = reason if isinstance(reason, sqlite3.Error | Unusable) else getattr(reason, "orig", None)
     return type(reason).__name__ if said is None else str(said).strip().partition("\n")[0][:300]
 
 
@@ -199,3 +209,10 @@ def _begin(connection: Connection) -> None:
     """A transaction that will write takes the lock at once: one that takes it later may fail whatever the timeout."""
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _let_go_of_read_only(context: ExceptionContext) -> None:
+    """A connection that was opened while the file was read-only is so for ever: they are opened anew."""
+    reason = context.original_exception
+    if isinstance(reason, sqlite3.OperationalError) and reason.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
+        context.is_disconnect = True

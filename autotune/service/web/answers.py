@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, TimeoutError
 from starlette.exceptions import HTTPException
 
 from ..problems import Problem
-from ..store.database import Replaced, words_of
+from ..store.database import Unusable, words_of
 
 _LOG = logging.getLogger("autotune.service")
 _TITLES = {
@@ -70,11 +70,11 @@ def answer_problems(app: FastAPI) -> None:
         return _answer(422, said or "the request cannot be read", errors=rows)
 
     @app.exception_handler(DBAPIError)
-    @app.exception_handler(Replaced)
+    @app.exception_handler(Unusable)
     @app.exception_handler(TimeoutError)
     async def no_database(request: Request, error: Exception) -> JSONResponse:
         _LOG.error("the database failed: %s", words_of(error))
-        said = words_of(error) if isinstance(error, Replaced) else "the database does not answer"
+        said = words_of(error) if isinstance(error, Unusable) else "the database does not answer"
         response = _answer(503, f"{said}. Nothing was done; try again in a moment.")
         response.headers["Retry-After"] = "5"
         return response

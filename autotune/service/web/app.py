@@ -91,7 +91,8 @@ def make_app(
 
     @app.get("/readyz", response_class=PlainTextResponse, responses=refusals(503))
     def is_ready() -> str:
-        """Whether the database answers and searches are accepted."""
+        """Whether the database answers, and can be written, and searches are accepted."""
+        service.database.check()
         with service.database.reading() as connection:
             connection.execute(text("SELECT 1"))
         if not service.runner.is_alive():
