@@ -12,6 +12,7 @@ import typer
 
 from ..errors import UserError
 from ..searches.options import NOT_SUBMITTED, SearchedJob
+from ..service.store.states import State
 from .app import app, one_document, service_installed
 from .arguments import Job as JobWords
 from .arguments import Json, Output
@@ -63,6 +64,12 @@ def submit(
 @app.command(short_help="Show the searches of a service.")
 def status(
     search: Annotated[str | None, typer.Argument(metavar="SEARCH", help="One of them.", show_default="all")] = None,
+    state: Annotated[
+        list[State] | None,
+        typer.Option("--state", case_sensitive=False, help="Those in it. Again for more.", show_default="any"),
+    ] = None,
+    owner: Annotated[str | None, typer.Option(metavar="NAME", help="Those of one owner.", show_default="all")] = None,
+    name: Annotated[str | None, typer.Option(help="Those with this in their name.", show_default="any")] = None,
     server: Url = _DEFAULT_URL,
     json: Json = False,
 ) -> None:
@@ -70,7 +77,7 @@ def status(
     with asking(server, json) as client:
         from ..commands.service.searches import status as command
 
-        command(client, search, json)
+        command(client, search, json, state=state, owner=owner, name=name)
 
 
 @app.command(short_help="Show what a search of a service says.")

@@ -51,6 +51,26 @@ def test_submit_status_logs_fetch(here, url, tmp_path):
     assert (tmp_path / "mine.yaml").read_text() == "schema: autotune/plan@1\nsettings: {}\n"
 
 
+def test_status_shows_those_that_are_like_what_is_asked(here, url, tmp_path):
+    """By state in any case, owner and a part of the name, as the page does; of one search that makes no sense."""
+    (tmp_path / "model.py").write_text('{"trials": 1}')
+    found = {}
+    for name in ("apples", "pears"):
+        ended = here("submit", "model.py", "--name", name, "--wait", "--server", url, "--json", cwd=tmp_path)
+        found[name] = json.loads(ended.stdout)["id"]
+
+    def shown(*like):
+        return here("status", *like, "--server", url, cwd=tmp_path)
+
+    own = ("--owner", "(local)", "--state", "succeeded")
+    assert shown("--name", "pple", *own).stdout.split()[0] == found["apples"]
+    assert {line.split()[0] for line in shown(*own).stdout.splitlines()} >= {*found.values()}
+    for like in (("--owner", "nobody"), ("--state", "queued", "--state", "error", "--name", "pple")):
+        assert (shown(*like).stdout, "No search is like that." in shown(*like).stderr) == ("", True)
+    refused = shown(found["pears"], "--owner", "ann")
+    assert (refused.returncode, "leave out --owner" in refused.stderr) == (2, True)
+
+
 def test_a_failed_search_leaves_with_its_code_and_words(here, url, tmp_path):
     (tmp_path / "model.py").write_text('{"error": "nothing fits into 1 GiB", "exit_code": 3}')
     ended = here("submit", "model.py", "--wait", "--server", url, cwd=tmp_path)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import NothingFits
+from ...errors import NothingFits, UserError
 from ...report.printing import escaped, print_json, tell
 from ...service.client import Client, ServiceError
 from ...units import format_duration
@@ -44,16 +44,29 @@ def submit(client: Client, spec: dict[str, Any], folder: Path | None, wait: bool
     return exit_code(search)
 
 
-def status(client: Client, search_id: str | None, json: bool) -> None:
-    """Print one search, or all of them, each that waits with its place in the queue."""
-    found = [*client.searches()] if search_id is None else [client.search(search_id)]
+def status(client: Client, search_id: str | None, json: bool, **like: Any) -> None:
+    """Print one search, or all of them, each that waits with its place in the queue.
+
+    Args:
+        client: of the service.
+        search_id: which; None is all.
+        json: print one document.
+        like: as :meth:`.Client.searches` takes it; None is any.
+
+    Raises:
+        UserError: one search was named, and what it should be like.
+    """
+    told = [name for name, value in like.items() if value]
+    if search_id is not None and told:
+        raise UserError(f"SEARCH is one search: leave it out, or leave out --{' and --'.join(told)}.")
+    found = [*client.searches(**like)] if search_id is None else [client.search(search_id)]
     places = client.queue() if any(search["state"] == "QUEUED" for search in found) else {}
     found = [{**search, "place": places.get(search["id"])} for search in found]
     if search_id is not None:
         show(found[0], json)
         return
     if not found and not json:
-        tell("Nothing was submitted yet: autotune submit model.py --budget 8GiB")
+        tell("No search is like that." if told else "Nothing was submitted yet: autotune submit model.py --budget 8GiB")
     print_searches(found, json)
 
 
