@@ -110,14 +110,19 @@ def _in_child(name: str, num_samples: int, what: str) -> Row:
     if what == "edges":
         return _edges(model, batch, task, optimizer)
     began_s = time.perf_counter()
-    fitted = autotune.fit(model, batch, int(what), loss=task.compute_loss, optimizer=optimizer)
+    budget, given = int(what), {"loss": task.compute_loss, "optimizer": optimizer}
+    try:
+        fitted = autotune.fit(model, batch, budget, **given)
+    except NothingFits as error:  # no two processes are alike: the smallest that works in this one is taken
+        budget, began_s = _smallest(error), time.perf_counter()
+        fitted = autotune.fit(model, batch, budget, **given)
     fit_s = time.perf_counter() - began_s
     for _ in range(_NUM_STEPS):
         optimizer.zero_grad()
         fitted.loss(model, batch).backward()
         optimizer.step()
     return {
-        "budget_bytes": int(what),
+        "budget_bytes": budget,
         "settings": fitted.settings.model_dump(mode="json", exclude_defaults=True),
         "predicted_bytes": fitted.peak.value,
         "high_bytes": fitted.peak.high,
@@ -139,8 +144,12 @@ def _edges(model: Any, batch: Any, task: Task, optimizer: Any) -> dict[str, int]
     try:
         fit(MIB)
     except NothingFits as error:
-        return {"least": parse_bytes(str(error).partition("works is ")[2].partition(" (")[0]), "stock": stock}
+        return {"least": _smallest(error), "stock": stock}
     raise AssertionError("no process is so small")
+
+
+def _smallest(error: NothingFits) -> int:
+    return parse_bytes(str(error).partition("works is ")[2].partition(" (")[0])
 
 
 def _times() -> Iterator[Row]:

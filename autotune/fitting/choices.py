@@ -14,12 +14,23 @@ from ..search_spaces import SearchSpace
 from ..techniques import TECHNIQUES, Facts, Settings, Technique
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
-from ..units import ceil_mib, format_bytes
+from ..units import MIB, ceil_mib, format_bytes, size
 from ..words import settings_words
 from .fitted import what_binds
 
+_GROWS = 16 * MIB
+"""What a process on a CPU may take more when it is asked again: nothing below would surely work then."""
 Techniques = Iterable[str] | Mapping[str, Any]
 """Names of techniques, or choices of each as a search space has them."""
+
+
+def is_of_step(kind: type[Technique]) -> bool:
+    """Whether it changes a step's tensors, and neither its samples nor what is computed."""
+    return "tensors" in kind.affects and not kind.affects & {"function", "samples"}
+
+
+DEFAULT = tuple(name for name, one in TECHNIQUES.items() if one.trades_time and is_of_step(one))
+"""Those that trade time for memory, and keep batch and function."""
 
 
 def combinations_of(
@@ -60,13 +71,14 @@ def combinations_of(
 def nearest_miss(found: Cheapest, options: CheapestOptions, budget: Budget, facts: Facts) -> str:
     """Why nothing fits, in words, with what would."""
     assert budget.limit is not None, "nothing is chosen without one"
-    least = ceil_mib(math.ceil(found.least.process.high * budget.factor))
+    grows = 0 if budget.device == "cuda" else _GROWS
+    least = ceil_mib(math.ceil(found.least.process.high * budget.factor) + grows)
     tried = {one.name for settings in (*options.combinations, found.least.settings) for one in settings.chosen()}
     tried |= {Checkpointing.name} if options.choose_blocks else set()
     trades = (one for one in TECHNIQUES.values() if is_of_step(one) and one.trades_time)
     more = [one.name for one in trades if one.name not in tried and len(one.choices(facts)) > 1]
     return (
-        f"nothing fits within {format_bytes(budget.limit)}. The smallest budget that works is "
+        f"nothing fits within {size(budget.limit)}. The smallest budget that works is "
         f"{format_bytes(least)} ({settings_words(found.least.settings, facts)}); what binds there is "
         f"{what_binds(found)}. Allow that much, or take a smaller batch"
         f"{', or allow ' + ', '.join(more) if more else ''}."
@@ -75,12 +87,7 @@ def nearest_miss(found: Cheapest, options: CheapestOptions, budget: Budget, fact
 
 def _rows(techniques: Techniques | None) -> dict[str, Any]:
     if techniques is None:
-        return {name: "auto" for name, one in TECHNIQUES.items() if one.trades_time and is_of_step(one)}
+        return dict.fromkeys(DEFAULT, "auto")
     if isinstance(techniques, Mapping):
         return dict(techniques)
     return dict.fromkeys([techniques] if isinstance(techniques, str) else techniques, "auto")
-
-
-def is_of_step(kind: type[Technique]) -> bool:
-    """Whether it changes a step's tensors, and neither its samples nor what is computed."""
-    return "tensors" in kind.affects and not kind.affects & {"function", "samples"}

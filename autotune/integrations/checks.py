@@ -100,6 +100,13 @@ def of_one_rank(plan: Plan, size: int | None = None) -> Plan:
     return plan.model_copy(update={"settings": alone})
 
 
+def of_ranks(plan: Plan, size: int) -> Plan:
+    """A plan that was chosen in one of several processes, for all."""
+    if size == 1:
+        return plan
+    return plan.model_copy(update={"settings": plan.settings.having(Parallel(kind="ddp", processes=size))})
+
+
 def check_alone(plan: Plan, size: int, framework: str) -> None:
     """
     Raises:

@@ -68,7 +68,7 @@ def from_trainer(build_trainer: Callable[[], Any], **fields: Any) -> Task:
         "batch_size": args.train_batch_size * args.gradient_accumulation_steps,
         "micro_batch_size": args.train_batch_size,
         "even_batches": True,
-        "precision": _precision(trainer),
+        "precision": precision_of(trainer),
         "max_grad_norm": args.max_grad_norm or None,
     }
     if trainer.eval_dataset is not None:
@@ -83,7 +83,8 @@ def _left_to_the_plan(args: Any) -> Iterator[str]:
         yield f"torch_empty_cache_steps={args.torch_empty_cache_steps}"
 
 
-def _precision(trainer: Any) -> Any:
+def precision_of(trainer: Any) -> Any:
+    """What a Trainer computes in, as a task says it."""
     found = trainer.accelerator.mixed_precision
     if found in ("bf16", "fp16"):
         return found

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import PlanError
+from ..fitting.choices import DEFAULT, Techniques
+from ..fitting.fit import fit as choose
+from ..fitting.fitted import Fitted
 from ..plan import Plan
+from ..randomness import undisturbed
 from ..training.apply_pieces import apply_to_model, apply_to_optimizer
-from .checks import check_model, check_version, even_batch, of_one_rank, refuse_other_models, tell
+from .checks import check_model, check_version, even_batch, of_one_rank, of_ranks, refuse_other_models, tell
 from .loaders import put_at_first_epoch
-from .trainer_task import ignores_count, two_samples
+from .trainer_task import ignores_count, precision_of, two_samples
 
 _OFF: dict[str, Any] = {"auto_find_batch_size": False, "torch_empty_cache_steps": None}
 """What would change the batch, or empty the allocator's cache, beside any plan."""
@@ -55,6 +61,9 @@ class PlanMixin:
         if plan.settings.precision.kind == "fp16" and not torch.cuda.is_available():
             raise PlanError("settings.precision.kind: fp16 is for CUDA devices, and torch sees none here. Use bf16.")
         super().__init__(*args, **kwargs)
+        self._take(plan, blocks)
+
+    def _take(self, plan: Plan, blocks: tuple[str, ...]) -> None:
         self.plan, self._plan_blocks = plan, tuple(blocks)
         self._plan_of_rank = of_one_rank(plan, self.args.world_size)
         self._planned: nn.Module | None = None
@@ -113,6 +122,82 @@ class PlanMixin:
         if self.model is not model:
             self.model_wrapped = self.model
         self._planned = self.model
+
+
+def fit(
+    trainer: Any,
+    budget: str | int,
+    *,
+    batch: Any = None,
+    techniques: Techniques | None = None,
+    blocks: tuple[str, ...] = (),
+    dry_run: bool = False,
+) -> Fitted:
+    """Have a Trainer train within a memory budget, at the least time: :func:`autotune.fit` in one line before
+    ``trainer.train()``. Its arguments, its batch and the arithmetic stay.
+
+    Under ``torchrun`` every rank calls it, and all take the same choice.
+
+    Args:
+        trainer: a ``transformers.Trainer`` that has not trained. Its class is put behind :class:`PlanMixin`.
+        budget: what the device may charge the process, ``"8GiB"`` or bytes.
+        batch: as its loader collates it, of the largest shapes that will come; None is the first.
+        techniques: as :func:`autotune.fit` has them. None is recomputed blocks, memory-saving layers and, where
+            gradients are neither clipped nor accumulated (``max_grad_norm=0``), the optimizer's step within backward.
+        blocks: module paths of the model's blocks.
+        dry_run: choose, and leave the Trainer as it is.
+
+    Returns:
+        What was chosen; its plan is applied as the Trainer builds its optimizer.
+
+    Raises:
+        NothingFits, UserError, TaskError: as :func:`autotune.fit`; the Trainer is as it was.
+        PlanError: it has a plan already, or options that do not go with what was chosen.
+    """
+    if hasattr(trainer, "plan"):
+        raise PlanError("the Trainer has a plan already. Fit one without.")
+    args = trainer.args
+    if batch is None:
+        with undisturbed():
+            batch = next(iter(trainer.get_train_dataloader()))
+    trainer.model.train()  # as each training step does
+    fitted = choose(
+        trainer.model,
+        batch,
+        budget,
+        loss=lambda model, batch: trainer.compute_loss(model, dict(batch)),
+        optimizer=trainer.optimizer or partial(_optimizer_of, trainer),
+        techniques=DEFAULT if techniques is None else techniques,
+        accumulate=args.gradient_accumulation_steps,
+        max_grad_norm=args.max_grad_norm or None,
+        precision=precision_of(trainer),
+        blocks=blocks,
+        dry_run=True,
+    )
+    if dry_run:
+        return fitted
+    plan = of_ranks(fitted.plan, args.world_size)
+    own = type(trainer)
+    trainer.__class__ = type(own.__name__, (PlanMixin, own), {})
+    try:
+        trainer._take(plan, blocks)
+    except PlanError:
+        trainer.__class__ = own
+        for name in ("plan", "_plan_blocks"):
+            vars(trainer).pop(name, None)
+        raise
+    return replace(fitted, plan=plan, applied=True)
+
+
+def _optimizer_of(trainer: Any, model: nn.Module) -> torch.optim.Optimizer:
+    """The one that a Trainer builds, of another model."""
+    own = trainer.model
+    trainer.model = model
+    try:
+        found: torch.optim.Optimizer = trainer.create_optimizer()
+        return found
+    finally:
+        trainer.model, trainer.optimizer = own, None
 
 
 def _check(trainer: Any) -> None:

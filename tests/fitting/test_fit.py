@@ -293,6 +293,15 @@ def test_on_a_cpu_the_process_as_it_is_counts():
     assert fitted.binds.startswith(("backward", "forward"))
 
 
+@pytest.mark.medium
+def test_the_smallest_budget_works_when_it_is_asked_for_in_the_same_process():
+    model = Model()
+    with pytest.raises(NothingFits) as raised:
+        autotune.fit(model, batch(), "1MiB")
+    words = str(raised.value).partition("works is ")[2].split(" (")[0]
+    assert autotune.fit(model, batch(), words).peak.high * 1.03 <= parse_bytes(words)
+
+
 def test_the_optimizer_must_be_the_models():
     other = torch.optim.AdamW(Model().parameters())
     with pytest.raises(TaskError, match="none of the model's parameters"):

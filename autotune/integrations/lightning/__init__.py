@@ -10,10 +10,11 @@ from ...techniques import Stage
 
 if TYPE_CHECKING:
     from .callback import PlanCallback, PlanPrecision
+    from .fit import FitCallback
 
-__all__ = ["PlanCallback", "PlanPrecision", "trainer_arguments", "written"]
+__all__ = ["FitCallback", "PlanCallback", "PlanPrecision", "trainer_arguments", "written"]
 
-_HOMES = {"PlanCallback": "callback", "PlanPrecision": "callback"}
+_HOMES = {"FitCallback": "fit", "PlanCallback": "callback", "PlanPrecision": "callback"}
 
 
 def __getattr__(name: str) -> Any:

@@ -183,6 +183,7 @@ class PlanCallback(Callback):
         original()
         device = trainer.strategy.root_device
         module.to(device)
+        self._choose(trainer, module)
         in_force = self.plan.settings.canonical()
         if vars(module).get(_MARK) != in_force:
             check_model(self.plan, module, self.blocks)
@@ -196,14 +197,21 @@ class PlanCallback(Callback):
         settings = self.plan.settings.having(Precision())
         wrap(module, "training_step", functools.partial(_step, settings, device.type))
 
+    def _choose(self, trainer: Trainer, module: LightningModule) -> None:
+        """The plan is given."""
+
+    def _first_loader(self, trainer: Trainer) -> Any:
+        """The training loader as the job built it, which is handed out next."""
+        source = trainer.fit_loop._data_source
+        if source.is_module() and self._loader is None:
+            self._loader = source.dataloader()
+        return self._users_loader
+
     def _run(self, trainer: Trainer) -> Run | None:
         """A training step on two samples, where something looks at it and they can be read again."""
         if not any(one.runs_model for one in self.plan.settings.techniques()):
             return None
-        source = trainer.fit_loop._data_source
-        if source.is_module():
-            self._loader = source.dataloader()
-        loader = self._users_loader
+        loader = self._first_loader(trainer)
         if not isinstance(loader, DataLoader):
             return None
 

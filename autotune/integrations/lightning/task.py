@@ -13,7 +13,7 @@ from ...task import Task
 from ..checks import check_version
 from .hooks import batch_hook, is_own, logging_to, nowhere
 
-_PRECISIONS = {**dict.fromkeys(("32-true", "32", 32, None)), "bf16-mixed": "bf16", "16-mixed": "fp16"}
+PRECISIONS: dict[Any, Any] = {**dict.fromkeys(("32-true", "32", 32, None)), "bf16-mixed": "bf16", "16-mixed": "fp16"}
 _LEFT_OUT = ("on_train_batch_start", "on_train_batch_end", "optimizer_step", "configure_gradient_clipping", "backward")
 """Hooks of a module that a trial does not call."""
 _OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
@@ -55,7 +55,7 @@ def from_lightning(
         "build_model": functools.partial(_built, build_module),
         "build_dataset": lambda: loader.dataset,
         "compute_loss": functools.partial(training_loss, data=data),
-        "build_optimizer": _build_optimizer,
+        "build_optimizer": build_optimizer,
         "build_scheduler": _build_scheduler,
         "collate": loader.collate_fn,
         "loader_options": {name: value for name in _OPTIONS if (value := getattr(loader, name)) is not None},
@@ -124,7 +124,7 @@ def _built(build_module: Callable[[], Any]) -> Any:
     return module
 
 
-def _build_optimizer(model: Any) -> Any:
+def build_optimizer(model: Any) -> Any:
     """The one of ``configure_optimizers``, at its schedule's base learning rate, which trials do not change; with the
     schedule, for who goes by that."""
     try:
@@ -220,7 +220,7 @@ def _order(loader: Any) -> Callable[[Any], Any] | None:
 def _stated(trainer: Mapping[str, Any]) -> dict[str, Any]:
     """What the job does today."""
     precision, clip = trainer.get("precision"), trainer.get("gradient_clip_val")
-    if precision not in _PRECISIONS:
+    if precision not in PRECISIONS:
         known = ", ".join(f'"{name}"' for name in ("32-true", "bf16-mixed", "16-mixed"))
         raise TaskError(f"autotune.from_lightning: precision must be one of {known}, but got {precision!r}.")
     if clip and trainer.get("gradient_clip_algorithm", "norm") not in ("norm", None):
@@ -228,4 +228,4 @@ def _stated(trainer: Mapping[str, Any]) -> dict[str, Any]:
             "autotune.from_lightning: gradients are clipped by value, which a task does as after_backward. Give "
             "autotune.from_lightning(..., after_backward=...), and leave gradient_clip_val out."
         )
-    return {"precision": _PRECISIONS[precision], "max_grad_norm": float(clip) if clip else None}
+    return {"precision": PRECISIONS[precision], "max_grad_norm": float(clip) if clip else None}
