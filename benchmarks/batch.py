@@ -1,12 +1,17 @@
 """What sharing saves: a batch of 12 jobs, four models at three budgets, beside 12 searches of their own.
 
     python -m benchmarks.batch --keep
+    python -m benchmarks.batch --service --keep
 
 Trials of the batch run on two devices, whose clock stands still while searches think (bar: each busy 90 % of the time).
 Trials are answered from the tables of benchmarks/replay, through the whole driver, and take as long as they took when
 the tables were recorded; a fresh interpreter adds what importing torch takes. Runs are all measured ones, canaries and
 finalists included; inspections and predictions are left out on both sides. Bars: at most 60 % of the trials and 60 % of
 the time, for plans whose speed, by the table, is within 2 %.
+
+``--service``: three searches on two devices, as a batch and as three drivers of a service that ask its server for their
+turns. Bar: both take the same time to 5 %, and find plans as fast to 2 %. Finalists are measured in rounds both ways;
+by turns, as a service's searches do it, their processes would be fewer.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import os
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +34,14 @@ import yaml
 
 from autotune.batch.jobs import Job, Jobs
 from autotune.batch.run import prepare_batch
+from autotune.batch.turns import Turn
+from autotune.batch.turns_of_server import TurnsOfServer
 from autotune.searches.driver import search
+from autotune.searches.event_base import Event
+from autotune.searches.reuse import Reuse
 from autotune.searches.store.measurements import Results
-from autotune.searches.time_budget import FRESH_EXTRA_S
+from autotune.searches.time_budget import FRESH_EXTRA_S, TimeBudget
+from autotune.service.turns import DriverTurns, SearchTurns
 from autotune.task_file import task_file
 from autotune.techniques import TECHNIQUES, Device, Facts, Settings
 from autotune.workers import Executor, Measured, MeasureRequest, Outcome, OutOfMemory, TrialRequest
@@ -43,6 +55,7 @@ from .rows import HERE, save_rows
 
 MODELS = ("bert_modules", "char_gpt", "digits_cnn", "gru_writer")
 BAR, WITHIN, BUSY = 0.6, 0.02, 0.9
+_BUDGET, _LOOK_S = "middle", 0.1
 TASK = "def build_model(): ...\ndef build_dataset(): ...\ndef compute_loss(model, batch): ...\n"
 
 
@@ -51,12 +64,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="add the rows to benchmarks/results/batch-cpu.jsonl")
+    parser.add_argument("--service", action="store_true", help="compare a batch with a service")
     arguments = parser.parse_args()
-    rows = [row for seed in range(arguments.seeds) for row in compare(seed)]
+    rows = [(through_service if arguments.service else compare)(seed) for seed in range(arguments.seeds)]
     for row in rows:
-        print(report(row))
+        print(service_report(row) if arguments.service else report(row))
     if arguments.keep:
-        print(save_rows("batch", "cpu", rows))
+        print(save_rows("batch_service" if arguments.service else "batch", "cpu", rows))
 
 
 @dataclass(frozen=True)
@@ -156,13 +170,20 @@ def _enforced(request: MeasureRequest, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def compare(seed: int) -> Iterator[dict[str, Any]]:
-    """One row: the sums, and each job's plans."""
+@contextlib.contextmanager
+def models_here() -> Iterator[dict[str, Model]]:
+    """The models, with a file and a space each in a folder that is the current one."""
     models = {name: Model(plain(load_table(HERE / "replay" / "tables" / f"{name}.jsonl"))) for name in MODELS}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for name, model in models.items():
             Path(f"{name}.py").write_text(f"{TASK}# {name}\n")
             Path(f"{name}.space.yaml").write_text(model.space)
+        yield models
+
+
+def compare(seed: int) -> dict[str, Any]:
+    """One row: the sums, and each job's plans."""
+    with models_here() as models:
         jobs = Jobs(jobs=tuple(job(name, budget, models[name].table, seed) for name in MODELS for budget in BUDGETS))
         apart = [(each, *alone(each, models[each.name.partition("-")[0]], seed)) for each in jobs.jobs]
         together = Timed({n: t for m in models.values() for n, t in m.executor(seed).tables.items()})
@@ -182,7 +203,7 @@ def compare(seed: int) -> Iterator[dict[str, Any]]:
         speeds = [truth.table.by_settings[one.canonical()].mean_log_speed for one in (plan.settings, found)]
         behind[each.name] = round(speeds[1] - speeds[0], 4)
         found_by[each.name] = {"trials": plan.search.trials, "known": plan.search.known or 0} if plan.search else {}
-    yield {
+    return {
         "seed": seed,
         "jobs": len(apart),
         "apart": _sums([executor for _, executor, _ in apart]),
@@ -191,6 +212,72 @@ def compare(seed: int) -> Iterator[dict[str, Any]]:
         "behind": behind,
         "by_job": found_by,
     }
+
+
+def through_service(seed: int) -> dict[str, Any]:
+    """One row: three searches on two devices, both ways."""
+    with models_here() as models:
+        jobs = Jobs(jobs=tuple(job(name, _BUDGET, models[name].table, seed) for name in MODELS[:3]))
+
+        apart = [Timed({n: t for m in models.values() for n, t in m.executor(seed).tables.items()}) for _ in range(2)]
+        batched, served = map(Nodes, apart)
+        batch = prepare_batch(
+            jobs, Path("plans"), {"cpu": batched}, Results("sqlite:///batch.db"), threading.Event(), clock=batched.clock
+        )
+        with batched.going(batch.turns["cpu"]):
+            batch.run()
+        plans = {}
+
+        def search_one(each: Job, server: DriverTurns) -> None:
+            stop, options = threading.Event(), each.options(Path("served"), "cpu", False)
+            connection = socket.socket(fileno=os.dup(server.theirs.fileno()))
+            server.begin()
+            turns = TurnsOfServer(connection, served, "cpu", stop, served.clock)
+            turn = Turn(turns, served)
+
+            def observe(event: Event) -> None:
+                turn.observe(event)
+                reuse.observe(event)
+
+            reuse = Reuse(lambda: Results("sqlite:///served.db"), options, each.name, set())  # rounds as in a batch
+            time_budget = TimeBudget(options.trial_time, options.max_time, turn.clock)
+            plans[each.name] = search(options, turn, observe, stop, time_budget, reuse)
+            turns.close()
+            server.close()
+
+        Path("served/studies").mkdir(parents=True)
+        turns = SearchTurns(served.clock)
+        threads = [
+            threading.Thread(target=search_one, args=(each, DriverTurns(turns, each.name, 1.0))) for each in jobs.jobs
+        ]
+        with served.going(turns.queue("cpu")):
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                turns.advance()
+                threads[0].join(_LOOK_S)
+    behind = {}
+    for each in jobs.jobs:
+        speeds = models[each.name.partition("-")[0]].table.by_settings
+        shared = next(run.plan for run in batch.jobs if run.job.name == each.name)
+        assert shared is not None, each.name
+        found = [speeds[plan.settings.canonical()].mean_log_speed for plan in (shared, plans[each.name])]
+        behind[each.name] = round(found[0] - found[1], 4)
+    row: dict[str, Any] = {"seed": seed, "jobs": len(jobs.jobs), "behind": behind}
+    for name, nodes, each in zip(("batch", "service"), (batched, served), apart, strict=True):
+        row[name] = {**_sums([each]), "busy_s": _sums([each])["seconds"], "seconds": round(nodes.clock(), 1)}
+    return row
+
+
+def service_report(row: Mapping[str, Any]) -> str:
+    """For people."""
+    batch, service = row["batch"]["seconds"], row["service"]["seconds"]
+    worst = max(row["behind"], key=row["behind"].get)
+    return (
+        f"seed {row['seed']}: {row['jobs']} searches on two devices: {batch:.0f} s as a batch, {service:.0f} s through "
+        f"a service: {service / batch - 1:+.1%} (bar 5 %)\n"
+        f"  plans: the most behind the batch's is {worst}, by {row['behind'][worst]:.1%} (bar {WITHIN:.0%})"
+    )
 
 
 def plain(table: Table) -> Table:

@@ -55,7 +55,7 @@ class Nodes(Executor):
 
     @contextmanager
     def going(self, turns: Turns) -> Iterator[None]:
-        """The clock goes on as long as the body runs."""
+        """The clock goes on as long as the body runs, while no search is awaited."""
         over = threading.Event()
         thread = threading.Thread(target=self._go, args=(turns, over))
         thread.start()

@@ -18,13 +18,11 @@ from .devices import fault_of
 from .outcome import Crashed, Failed, Lost, Measured, Outcome, TimedOut
 from .placement import slots_here
 from .pool import SlotPool
-from .request import CompareRequest, InspectRequest, PredictRequest, TrialRequest
+from .request import CompareRequest, PredictRequest, TrialRequest
 from .trial.environment import trial_environment
 from .turns import take_turns
 
 _LOOK_S = 0.1
-TURNS = "AUTOTUNE_SERVICE_TURNS"
-"""Environment variable of a service's drivers: whose searches take turns on this machine's processors, by trial."""
 _YIELD_S = 0.25
 """For which a device is left to those that wait, who look every tenth of a second."""
 _PEER = "3i"
@@ -56,7 +54,7 @@ class LocalExecutor(SlotPool):
             LocalSlot({**os.environ, **place.environment}, name=name, processors=place.processors)
             for name, place in found.items()
         ]
-        super().__init__(slots)
+        super().__init__(slots, is_used=lambda slot: isinstance(slot, LocalSlot) and is_any_held(slot.environment))
 
 
 class LocalSlot:
@@ -74,7 +72,7 @@ class LocalSlot:
             processors: that its trials run on; empty are all.
         """
         self.name = name
-        self._base = base
+        self.environment = base
         self._working_dir, self._processors = working_dir, processors
         self._servers: dict[_Key, ForkServer] = {}
         self._lock = threading.Lock()
@@ -83,29 +81,18 @@ class LocalSlot:
     def run(self, request: TrialRequest) -> Outcome:
         """Run a trial on the server of its environment, or two that take turns, each on one of its own: ``Lost`` where
         there cannot be one, or the slot is closed."""
-        shared = self._shared(request)
-        if not shared:
-            return self._run_here(request)
         with contextlib.ExitStack() as stack:
-            held = [stack.enter_context(alone_on(device, lambda: self._is_closed)) for device in shared]
+            is_alone = request.device == "cuda" and not isinstance(request, PredictRequest)
+            gpus = _gpus(self.environment) if is_alone else []
+            held = [stack.enter_context(alone_on(gpu, lambda: self._is_closed)) for gpu in gpus]
             outcome = self._run_here(request)
         waited_for = next((process for process in held if process is not None), None)
         if waited_for is None or not isinstance(outcome, Measured):
             return outcome
-        what = "GPU" if request.device == "cuda" else "processors"
-        said = f"process {waited_for}, another search, uses the same {what}: its trials and these wait for each other"
+        said = f"process {waited_for}, another search, uses the same GPU: its trials and these wait for each other"
         measurement = outcome.measurement
         measurement = measurement.model_copy(update={"warnings": (*measurement.warnings, said)})
         return outcome.model_copy(update={"measurement": measurement})
-
-    def _shared(self, request: TrialRequest) -> list[str]:
-        """What no other search may use meanwhile: its GPUs; or where a service's searches are timed, the processors."""
-        if isinstance(request, PredictRequest):
-            return []
-        if request.device == "cuda":
-            return sorted(filter(None, self._base.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-        turns = self._base.get(TURNS)
-        return [f"processors {turns}"] if turns and not isinstance(request, InspectRequest) else []
 
     def _run_here(self, request: TrialRequest) -> Outcome:
         if isinstance(request, CompareRequest):
@@ -114,7 +101,7 @@ class LocalSlot:
 
     def _run(self, request: TrialRequest, lane: int = 0) -> Outcome:
         try:
-            environment = trial_environment(request, self._base)
+            environment = trial_environment(request, self.environment)
         except UserError as error:
             return Failed(message=str(error))
         key = (lane, frozenset(environment.items()))
@@ -132,7 +119,7 @@ class LocalSlot:
 
     def _of_card(self, request: TrialRequest, outcome: Outcome) -> Outcome:
         """A trial that failed on a card that has failed, too, says nothing of its configuration."""
-        gpu = self._base.get("CUDA_VISIBLE_DEVICES")
+        gpu = self.environment.get("CUDA_VISIBLE_DEVICES")
         if request.device != "cuda" or not gpu or not isinstance(outcome, Crashed | Failed | TimedOut):
             return outcome
         fault = fault_of(gpu)
@@ -169,7 +156,7 @@ def alone_on(device: str, is_over: Callable[[], bool]) -> Iterator[int | None]:
     no file that one user makes and another may not open. Where there are none such, nothing is held.
 
     Args:
-        device: a GPU's UUID, or the processors' name.
+        device: a GPU's UUID.
         is_over: asked while another holds it; True ends the wait, and holds nothing.
 
     Yields:
@@ -186,6 +173,19 @@ def alone_on(device: str, is_over: Callable[[], bool]) -> Iterator[int | None]:
             own.accept()[0].close()  # somebody has looked who holds it
             own.close()
             time.sleep(_YIELD_S)
+
+
+def is_any_held(environment: Mapping[str, str]) -> bool:
+    """Whether a process's trial has one of the GPUs that trials with this environment use."""
+    for gpu in _gpus(environment):
+        with socket.socket(socket.AF_UNIX) as own:
+            if not _holds(own, gpu):
+                return True
+    return False
+
+
+def _gpus(environment: Mapping[str, str]) -> list[str]:
+    return sorted(filter(None, environment.get("CUDA_VISIBLE_DEVICES", "").split(",")))
 
 
 def _holds(own: socket.socket, device: str) -> bool:

@@ -52,13 +52,19 @@ class SharedSlot(Slot, Protocol):
 class SlotPool(Executor):
     """An executor over some slots, which may come and go."""
 
-    def __init__(self, slots: Sequence[Slot], is_there: Callable[[Slot], bool] = lambda slot: True) -> None:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        is_there: Callable[[Slot], bool] = lambda slot: True,
+        is_used: Callable[[Slot], bool] = lambda slot: False,
+    ) -> None:
         """
         Args:
             slots: those that there are now.
             is_there: whether the device of a slot whose trial was lost has not gone for good.
+            is_used: whether another search's trial has the device of a free slot: one is taken that is idle, if any is.
         """
-        self._slots, self._is_there = list(slots), is_there
+        self._slots, self._is_there, self._is_used = list(slots), is_there, is_used
         self._leaving: list[Slot] = []
         self._free = list(slots)
         """The last is taken first: a slot that has run is warm."""
@@ -149,7 +155,11 @@ class SlotPool(Executor):
             self._changed.wait_for(lambda: not self._slots or (self._free and number == min(self._waiting)))
             self._waiting.remove(number)
             self._changed.notify_all()
-            return self._free.pop() if self._slots else None
+            if not self._slots:
+                return None
+            idle = next((slot for slot in reversed(self._free[1:]) if not self._is_used(slot)), self._free[0])
+            self._free.remove(idle)
+            return idle
 
     def _has_gone(self, slot: Slot) -> bool:
         if not self._is_there(slot):

@@ -24,7 +24,7 @@ from ..errors import Caught, TrialsLost, UnlikeDevices, UserError
 from ..internals import TRIED, lost
 from ..measure.processes import read
 from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused, Waiting
-from .local import LocalSlot
+from .local import LocalSlot, is_any_held
 from .outcome import OUTCOME, Lost, Outcome
 from .placement import Place, check_nodes, choose_type, slots_here, trial_size, types_here
 from .pool import Joining, Slot, SlotPool
@@ -115,7 +115,7 @@ def _serve(connection: socket.socket, options: ClusterOptions, started: threadin
     def answer(number: int, future: Future[Outcome]) -> None:
         tell(Answer(number=number, outcome=_outcome_of(future)))
 
-    with SlotPool([] if options.address else slots, cluster.has) as pool:
+    with SlotPool([] if options.address else slots, cluster.has, cluster.is_used) as pool:
         joined = Joining(pool, cluster.has)
         if options.address:
             joined.begin(slots)
@@ -176,7 +176,7 @@ class _RaySlot:
         """
         self.name, self.node = name, node
         self._options = options
-        self._place = place
+        self.place = place
         self._actor: Any = None
         self._is_up = False
         self._lock = threading.Lock()
@@ -226,7 +226,7 @@ class _RaySlot:
             if self._is_closed:
                 return None
             if self._actor is None:
-                self._actor = ray.remote(_TrialActor).options(**self._options).remote(*(self._place or ()))
+                self._actor = ray.remote(_TrialActor).options(**self._options).remote(*(self.place or ()))
             return self._actor
 
     def _kill(self) -> None:
@@ -315,6 +315,10 @@ class _Cluster:
     def has(self, slot: Slot) -> bool:
         """Whether its node is still there, and stays."""
         return isinstance(slot, _RaySlot) and slot.node in self._look()
+
+    def is_used(self, slot: Slot) -> bool:
+        """Whether another search's trial has its device. Where Ray gave the device, none can."""
+        return isinstance(slot, _RaySlot) and slot.place is not None and is_any_held(slot.place.environment)
 
     def slots(self) -> list[_RaySlot]:
         """Of the nodes that are here now.

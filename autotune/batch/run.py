@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from ..plain_yaml import read_yaml
 from ..plan import Plan, load_plan
 from ..searches.driver import search
 from ..searches.event_base import Event
-from ..searches.events import INTERRUPTED, TaskRead, TrialEnded, TrialStarted
+from ..searches.events import INTERRUPTED, TaskRead, TrialStarted
 from ..searches.reuse import Reuse
 from ..searches.store.measurements import Key, Results
-from ..searches.time_budget import NUM_REPEATS, TimeBudget
-from ..workers import Executor, Measured, Outcome
+from ..searches.time_budget import TimeBudget
+from ..workers import Executor, Outcome
 from .jobs import SUMMARY, Job, Jobs
 from .lane import Inspecting, References, Sharing
 from .result import JobResult, write_summary
@@ -30,10 +30,6 @@ from .turns import Turn, Turns
 
 _LOOK_S = 0.1
 """Seconds between two looks for free devices and for Ctrl-C."""
-_UNKNOWN_GAIN = 1.0
-"""Expected gain of finalists' runs, in logarithms, if the job as it stands does not fit."""
-_LEAST_GAIN = 0.01
-"""The least expected gain of finalists' runs: without them there is no plan."""
 
 
 @dataclass
@@ -47,27 +43,6 @@ class JobRun(JobResult):
     """Processes that it has run on a device, including those that measure nothing."""
     settled: threading.Event = field(default_factory=threading.Event)
     """It has explored everything, unless a finalist is disqualified."""
-    _reference: float | None = field(default=None, init=False)
-    _best: float | None = field(default=None, init=False)
-    _trial_s: float = field(default=1.0, init=False)
-
-    def observe(self, event: Event, turn: Turn) -> None:
-        """Note what the next runs may gain, by which the next trial is chosen."""
-        match event:
-            case TaskRead(facts):
-                self.device = facts.device
-            case TrialEnded(outcome=Measured(measurement=measurement, seconds=seconds)):
-                self._trial_s = seconds or self._trial_s
-                if event.number == 0:
-                    self._reference = measurement.samples_per_s.value if event.feasible else None
-                if event.is_best:
-                    self._best = measurement.samples_per_s.value
-            case TrialStarted(finalist_round=None):
-                turn.promise = event.promise
-            case TrialStarted():
-                known = self._reference and self._best
-                gain = math.log(self._best / self._reference) if known else _UNKNOWN_GAIN  # type: ignore[operator]
-                turn.promise = max(gain, _LEAST_GAIN) / (2 * NUM_REPEATS * self._trial_s)
 
 
 @dataclass
@@ -77,8 +52,10 @@ class Batch:
     lanes: list[list[JobRun]]
     folder: Path
     results: Results
+    executors: Mapping[str, Executor]
+    """By the device that jobs ask for."""
     turns: Mapping[str, Turns]
-    """By the device that jobs ask for; one for several names of one type."""
+    """The same; one for several names of one type."""
     stop: threading.Event
     observe: Callable[[JobRun, Event], None]
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -120,7 +97,10 @@ class Batch:
         return [{"name": name, "busy": round(share, 3), "runs": runs} for name, (share, runs) in rows]
 
     def _join(self, run: JobRun) -> Turn:
-        return self.turns[run.where].join(run.job.name, run.job.priority)
+        turns = self.turns[run.where]
+        turn = Turn(turns, self.executors[run.where], run.job.name, run.job.priority)
+        turns.join(turn)
+        return turn
 
     def _start(self, what: Callable[..., None], run: JobRun, *args: Any) -> threading.Thread:
         thread = threading.Thread(target=what, args=args, name=f"autotune-{run.job.name}", daemon=True)
@@ -169,7 +149,7 @@ class Batch:
         except UserError as error:
             run.why = " ".join(filter(None, (run.why, str(error))))
         run.settled.set()
-        turn.turns.leave(turn)
+        self.turns[run.where].leave(turn)
 
     def _search(self, run: JobRun, executor: Executor, turn: Turn, group: Sequence[JobRun]) -> Plan:
         options = run.options
@@ -179,7 +159,9 @@ class Batch:
             if isinstance(event, TrialStarted) and event.finalist_round is not None and not run.settled.is_set():
                 run.settled.set()
                 self._wait_for(group, turn)
-            run.observe(event, turn)
+            if isinstance(event, TaskRead):
+                run.device = event.facts.device
+            turn.observe(event)
             run.device_s, run.num_runs = turn.device_s, turn.num_runs
             reuse.observe(event)
             self.observe(run, event)
@@ -238,9 +220,13 @@ def prepare_batch(
             run.device_s = row.get("device_s", 0.0)
         elif row.get("state") == "nothing fits" and not is_same:  # a study has one budget
             run.options = run.options.model_copy(update={"resume": False})
-    made = {id(executor): Turns(executor, clock) for executor in executors.values()}
+    made = {id(executor): Turns(partial(_num_slots, executor), clock) for executor in executors.values()}
     turns = {device: made[id(executor)] for device, executor in executors.items()}
-    return Batch(lanes, folder, results, turns, stop, observe)
+    return Batch(lanes, folder, results, executors, turns, stop, observe)
+
+
+def _num_slots(executor: Executor) -> int:
+    return executor.num_slots
 
 
 def _earlier(path: Path) -> dict[str, dict[str, Any]]:

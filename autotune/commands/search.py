@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..batch.turns_of_server import server_connection, taking_turns
 from ..errors import Interrupted, NothingFits, StudyError, UserError
 from ..report.displays.lines import EventFile
 from ..report.displays.live import watching
@@ -41,6 +42,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     """
     check_asked(options)  # before anything is said of reading the task
     stop, here = threading.Event(), Path.cwd()
+    connection = server_connection()
     changes = Changes(here, *_own_files(options)) if options.command is not None else None
     time_budget = TimeBudget(options.trial_time, options.max_time)  # the executor's start is in the time that was given
     spent: list[Spent] = []
@@ -49,19 +51,21 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
             watching(options, console(sys.stderr)) as display,
             trials(where.for_search(options), options.task, options.device) as executor,
             interrupts(stop, executor.close, display.interrupted),
+            taking_turns(connection, executor, options.device, stop, time_budget) as (in_turn, note_event),
         ):
 
             def show(event: Event) -> None:
                 if isinstance(event, SecondsKnown):
                     spent.append(event.spent)
                     return
+                note_event(event)
                 display.observe(event)
                 if isinstance(event, TaskRead) and options.command and (note := other_than_asked(options.command)):
                     display.observe(Warned(note))
                 if changes is not None and isinstance(event, TaskRead) and (said := changes.told()):
                     display.observe(Warned(said))
 
-            plan = search_on(options, executor, _observers(options, show), stop, time_budget)
+            plan = search_on(options, in_turn, _observers(options, show), stop, time_budget)
     except KeyboardInterrupt:
         tell("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.")
         return Interrupted.exit_code

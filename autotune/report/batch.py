@@ -187,6 +187,6 @@ def _range(low_s: float, high_s: float) -> str:
 
 def _devices(batch: Batch) -> str:
     """``2 devices (cuda)``."""
-    slots = {turns: (device, turns.executor.num_slots) for device, turns in batch.turns.items()}
+    slots = {turns: (device, batch.executors[device].num_slots) for device, turns in batch.turns.items()}
     names = ", ".join(device for device, _ in slots.values())
     return f"{count(sum(number for _, number in slots.values()), 'device')} ({names})"

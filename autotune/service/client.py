@@ -96,6 +96,12 @@ class Client:
             yield from rows
             params["before"] = rows[-1]["number"]
 
+    def turns(self) -> dict[str, list[dict[str, str]]]:
+        """By the id of each search that waits for a device, those whose trials run there: ``id``, ``name``,
+        ``owner``."""
+        found: dict[str, list[dict[str, str]]] = _json(self._ask("GET", "/v1/turns"))
+        return found
+
     def queue(self) -> dict[str, int]:
         """Places in the server's queue, from 1, by the ids of the searches that wait."""
         found: dict[str, int] = _json(self._ask("GET", "/v1/queue"))

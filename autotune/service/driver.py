@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -18,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from ..workers.local import TURNS
+from ..batch.turns_of_server import SOCKET
 from ..workers.process import ProcessId, end, end_all_with, identify
 from .findings import Documents, read_documents
 from .spec import SearchSpec, arguments
+from .turns import DriverTurns, SearchTurns
 from .users import User, take_back
 
 PROGRAM = (sys.executable, "-P", "-m", "autotune")
@@ -205,7 +205,13 @@ class Driver:
     """A driver that runs."""
 
     def __init__(
-        self, search_id: str, spec: SearchSpec, folder: SearchFolder, attempt: int, server: ServerSide
+        self,
+        search_id: str,
+        spec: SearchSpec,
+        folder: SearchFolder,
+        attempt: int,
+        server: ServerSide,
+        turns: SearchTurns,
     ) -> None:
         """Start it.
 
@@ -215,6 +221,7 @@ class Driver:
             folder: its files; the job's are there.
             attempt: 1 for the first; later ones go on from the study.
             server: what is not the spec's to say.
+            turns: that its trials take with other searches'.
 
         Raises:
             OSError: it could not be started.
@@ -234,7 +241,6 @@ class Driver:
             *arguments(spec, place),
         ]
         environment = _environment(os.environ, server.pass_env, search_id, attempt)
-        environment[TURNS] = hashlib.sha256(os.fsencode(folder.path.parents[1].resolve())).hexdigest()[:16]
         result, log = folder.begin_output()
         if user is not None:
             environment = {k: v for k, v in environment.items() if not k.startswith("XDG_")} | user.environment(
@@ -242,6 +248,9 @@ class Driver:
             )
             user.give(folder.path)
         with result, log, ExitStack() as undone:
+            self._turns = DriverTurns(turns, search_id, 1.0 + spec.priority)
+            undone.callback(self._turns.close)
+            environment[SOCKET] = str(self._turns.theirs.fileno())
             if user is not None:
                 undone.callback(take_back, folder.path)
             self.process = subprocess.Popen(
@@ -252,9 +261,11 @@ class Driver:
                 stdout=result,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=(self._turns.theirs.fileno(),),
                 **({} if user is None else user.process),
             )
             undone.pop_all()
+        self._turns.begin()
         self.id = identify(self.process.pid) or ProcessId(self.process.pid, 0)
         self._search_id, self._attempt, self._has_ended = search_id, attempt, False
         self._user, self._folder = user, folder
@@ -279,6 +290,7 @@ class Driver:
                 take_back(self._folder.path)
         end_leftovers(self._search_id, self._attempt, self.id)
         self.process.wait()
+        self._turns.close()
 
 
 def end_leftovers(search_id: str, attempt: int, driver: ProcessId | None) -> None:

@@ -18,6 +18,7 @@ from .store.database import words_of
 from .store.leases import Lease, Leases, Stale
 from .store.states import State
 from .supervisor import REFUSED, Places, RunnerOptions, Supervisor
+from .turns import SearchTurns
 from .users import User, Users
 
 _LOG = logging.getLogger("autotune.service")
@@ -30,6 +31,7 @@ class Runner:
         """Nothing runs before :meth:`start`. The caller holds the state folder alone: every lease of a search in it
         that is there already is a dead server's."""
         self._leases, self._places, self._options = leases, places, options
+        self._turns = SearchTurns()
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -60,6 +62,10 @@ class Runner:
     def queue(self) -> list[tuple[str, str]]:
         """Ids and owners of the searches that wait here, the next first."""
         return self._leases.queue()
+
+    def waits_for(self) -> dict[str, list[str]]:
+        """By the id of each search that waits for a device, the ids of those whose trials run."""
+        return self._turns.waits_for()
 
     def close(self) -> None:
         """End the drivers, keeping what they measured, and give their searches back."""
@@ -117,7 +123,7 @@ class Runner:
         try:
             with Caught(frames=True) as raised:
                 options = replace(self._options, user=user)
-                Supervisor(lease, self._leases, self._places, options, self._stop).run()
+                Supervisor(lease, self._leases, self._places, options, self._stop, self._turns).run()
             if isinstance(reason := raised.error, SQLAlchemyError):  # the lease ends, and the search is taken in again
                 _LOG.error("search %s: the database failed: %s", lease.search_id, words_of(reason))
             elif reason is not None:  # a bug with one search must not end the others
@@ -140,7 +146,7 @@ class Runner:
             _LOG.warning("search %s: its server was lost", lease.search_id)
             driver = None if lease.pid is None else ProcessId(lease.pid, lease.pid_start or 0)
             end_leftovers(lease.search_id, lease.attempt, driver)
-            supervisor = Supervisor(lease, self._leases, self._places, self._options, self._stop)
+            supervisor = Supervisor(lease, self._leases, self._places, self._options, self._stop, self._turns)
             try:
                 supervisor.take_in()
                 self._leases.give_back(

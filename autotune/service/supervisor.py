@@ -28,6 +28,7 @@ from .problems import Problem
 from .store.database import words_of
 from .store.leases import PAUSES_S, Lease, Leases, Stale
 from .store.states import State
+from .turns import SearchTurns
 from .users import User, Users
 
 _LOG = logging.getLogger("autotune.service")
@@ -100,10 +101,16 @@ class Supervisor:
     """Works on one search under its lease."""
 
     def __init__(
-        self, lease: Lease, leases: Leases, places: Places, options: RunnerOptions, stop: threading.Event
+        self,
+        lease: Lease,
+        leases: Leases,
+        places: Places,
+        options: RunnerOptions,
+        stop: threading.Event,
+        turns: SearchTurns,
     ) -> None:
         self._lease, self._leases, self._options, self._stop = lease, leases, options, stop
-        self._places = places
+        self._places, self._turns = places, turns
         self._folder = places.search(lease.search_id)
         self._summary = Summary(lease.summary)
         self._offset = lease.progress_offset
@@ -122,7 +129,7 @@ class Supervisor:
             return
         try:
             self._prepare()
-            driver = Driver(lease.search_id, lease.spec, self._folder, lease.attempt, self._options)
+            driver = Driver(lease.search_id, lease.spec, self._folder, lease.attempt, self._options, self._turns)
         except Problem as problem:
             with suppress(Stale):
                 if problem.status == 507:
@@ -214,6 +221,7 @@ class Supervisor:
                     kill_at = time.monotonic() + _LONGEST_END_S
             if time.monotonic() > kill_at:
                 driver.end()
+            self._turns.advance()
             with suppress(subprocess.TimeoutExpired):
                 driver.process.wait(_LOOK_S)  # two signals within a moment would count as one
         driver.end()

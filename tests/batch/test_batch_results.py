@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +36,20 @@ def test_what_is_kept_is_read_back_by_another_process(results, tmp_path):
     keep(results, FAST)
     again = Results(f"sqlite:///{tmp_path}/results.db")
     assert again.known(KEY, 0) == {REFERENCE.canonical(): Kept(REFERENCE, FAST, None, "batch/job")}
+
+
+def test_searches_that_begin_at_one_moment_all_open_a_new_store(tmp_path):
+    """As a service's do: each finds no table, and makes it."""
+    for number in range(3):
+        gate = threading.Barrier(6)
+
+        def open_one(path: Path = tmp_path / f"{number}.db", gate: threading.Barrier = gate) -> None:
+            gate.wait()
+            Results(f"sqlite:///{path}")
+
+        with ThreadPoolExecutor(6) as threads:
+            for opened in [threads.submit(open_one) for _ in range(6)]:
+                opened.result()
 
 
 @pytest.mark.parametrize(

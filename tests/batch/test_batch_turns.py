@@ -52,6 +52,21 @@ def ask(turn: Turn, promise: float | None = None, name: str | None = None) -> Fu
     return turn.submit(request)
 
 
+EXECUTORS: dict[Turns, ByHand] = {}
+
+
+def turns_of(executor: ByHand, clock: Clock) -> Turns:
+    turns = Turns(lambda: executor.num_slots, clock)
+    EXECUTORS[turns] = executor
+    return turns
+
+
+def join(turns: Turns, name: str, priority: float) -> Turn:
+    turn = Turn(turns, EXECUTORS[turns], name, priority)
+    turns.join(turn)
+    return turn
+
+
 @pytest.fixture
 def executor() -> ByHand:
     return ByHand()
@@ -70,8 +85,8 @@ def alternate(executor: ByHand, turns: list[Turn], promises: list[float], num: i
 
 def test_the_trial_with_the_most_expected_gain_is_next(executor):
     """Whoever asked first."""
-    turns = Turns(executor, Clock())
-    low, high = turns.join("low", 1.0), turns.join("high", 1.0)
+    turns = turns_of(executor, Clock())
+    low, high = join(turns, "low", 1.0), join(turns, "high", 1.0)
     ask(low, 0.01)
     assert executor.started == []  # the other search may have something better
     ask(high, 0.02)
@@ -80,8 +95,8 @@ def test_the_trial_with_the_most_expected_gain_is_next(executor):
 
 def test_priority_multiplies_the_expected_gain(executor):
     """0.01 times 3 is more than 0.02 times 1."""
-    turns = Turns(executor, Clock())
-    urgent, other = turns.join("urgent", 3.0), turns.join("other", 1.0)
+    turns = turns_of(executor, Clock())
+    urgent, other = join(turns, "urgent", 3.0), join(turns, "other", 1.0)
     ask(other, 0.02)
     ask(urgent, 0.01)
     assert executor.started == ["urgent"]
@@ -89,8 +104,8 @@ def test_priority_multiplies_the_expected_gain(executor):
 
 def test_what_is_not_known_yet_comes_first(executor):
     """A search that begins has no expectation; among two such the higher priority."""
-    turns = Turns(executor, Clock())
-    known, new, urgent = turns.join("known", 9.0), turns.join("new", 1.0), turns.join("urgent", 2.0)
+    turns = turns_of(executor, Clock())
+    known, new, urgent = join(turns, "known", 9.0), join(turns, "new", 1.0), join(turns, "urgent", 2.0)
     for turn, promise in ((known, 5.0), (new, None), (urgent, None)):
         ask(turn, promise)
     executor.end()
@@ -102,22 +117,22 @@ def test_what_is_not_known_yet_comes_first(executor):
 
 def test_within_one_priority_none_waits_for_ever(executor):
     """Two searches: one with little to gain goes after two rounds of two trials of the other."""
-    turns = Turns(executor, Clock())
-    found = alternate(executor, [turns.join("much", 1.0), turns.join("little", 1.0)], [1.0, 0.001], 10)
+    turns = turns_of(executor, Clock())
+    found = alternate(executor, [join(turns, "much", 1.0), join(turns, "little", 1.0)], [1.0, 0.001], 10)
     assert found == ["much"] * 4 + ["little"] + ["much"] * 4 + ["little"]
 
 
 def test_another_priority_does_not_count_as_waiting(executor):
     """Fairness is among equals: what matters less waits until the other has less to gain."""
-    turns = Turns(executor, Clock())
-    assert alternate(executor, [turns.join("urgent", 2.0), turns.join("other", 1.0)], [1.0, 0.1], 9) == ["urgent"] * 9
+    turns = turns_of(executor, Clock())
+    assert alternate(executor, [join(turns, "urgent", 2.0), join(turns, "other", 1.0)], [1.0, 0.1], 9) == ["urgent"] * 9
 
 
 def test_one_trial_on_each_device():
     """Of three that ask, two run."""
     executor = ByHand(num_slots=2)
-    turns = Turns(executor, Clock())
-    for turn in [turns.join(name, 1.0) for name in "abc"]:
+    turns = turns_of(executor, Clock())
+    for turn in [join(turns, name, 1.0) for name in "abc"]:
         ask(turn, 1.0)
     assert len(executor.started) == 2
     executor.end()
@@ -130,8 +145,8 @@ def test_one_trial_on_each_device():
 def test_a_search_that_thinks_is_waited_for_and_not_for_long(executor):
     """Two seconds."""
     clock = Clock()
-    turns = Turns(executor, clock)
-    asking, _ = turns.join("asks", 1.0), turns.join("thinks", 1.0)
+    turns = turns_of(executor, clock)
+    asking, _ = join(turns, "asks", 1.0), join(turns, "thinks", 1.0)
     ask(asking, 1.0)
     clock.now = 1.9
     turns.advance()
@@ -142,8 +157,8 @@ def test_a_search_that_thinks_is_waited_for_and_not_for_long(executor):
 
 
 def test_a_search_that_left_is_waited_for_no_more(executor):
-    turns = Turns(executor, Clock())
-    stays, leaves = turns.join("stays", 1.0), turns.join("leaves", 1.0)
+    turns = turns_of(executor, Clock())
+    stays, leaves = join(turns, "stays", 1.0), join(turns, "leaves", 1.0)
     ask(stays, 1.0)
     turns.leave(leaves)
     assert executor.started == ["stays"]
@@ -151,8 +166,8 @@ def test_a_search_that_left_is_waited_for_no_more(executor):
 
 def test_what_waits_is_given_back_and_what_runs_ends(executor):
     """After Ctrl-C."""
-    turns = Turns(executor, Clock())
-    one, other = turns.join("one", 1.0), turns.join("other", 1.0)
+    turns = turns_of(executor, Clock())
+    one, other = join(turns, "one", 1.0), join(turns, "other", 1.0)
     running, waiting = ask(one, 2.0), ask(other, 1.0)
     turns.give_back()
     assert waiting.result() == STOPPED
@@ -164,8 +179,8 @@ def test_what_waits_is_given_back_and_what_runs_ends(executor):
 def test_time_spent_waiting_for_a_device_is_not_the_searchs(executor):
     """Its clock stands while another's trial runs; of the devices it had the 3 s of its own."""
     clock = Clock()
-    turns = Turns(executor, clock)
-    one, other = turns.join("one", 1.0), turns.join("other", 1.0)
+    turns = turns_of(executor, clock)
+    one, other = join(turns, "one", 1.0), join(turns, "other", 1.0)
     ask(one, 2.0)
     ask(other, 1.0)
     clock.now = 10.0
@@ -180,6 +195,6 @@ def test_time_spent_waiting_for_a_device_is_not_the_searchs(executor):
 @pytest.mark.parametrize(("num_slots", "num_searches", "each"), [(8, 1, 8), (8, 3, 3), (2, 12, 1)])
 def test_searches_share_the_devices(num_slots, num_searches, each):
     """Rounded up, so that none is idle."""
-    turns = Turns(ByHand(num_slots), Clock())
-    searches = [turns.join(str(number), 1.0) for number in range(num_searches)]
+    turns = turns_of(ByHand(num_slots), Clock())
+    searches = [join(turns, str(number), 1.0) for number in range(num_searches)]
     assert searches[0].num_slots == each

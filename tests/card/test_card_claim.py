@@ -19,7 +19,8 @@ from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.workers import Lost, Measured, MeasureRequest, Outcome
 from autotune.workers import local as claim
-from autotune.workers.local import TURNS, LocalSlot, alone_on
+from autotune.workers.local import LocalSlot, alone_on, is_any_held
+from autotune.workers.pool import SlotPool
 
 HOLD = """
 import sys
@@ -122,15 +123,17 @@ def test_who_has_waited_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
             other.kill()
 
 
-@pytest.mark.medium
-def test_searches_of_one_service_take_turns_on_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By trial; those of another do not wait for them."""
-    request = REQUEST.model_copy(update={"device": "cpu"})
-    with another_search("processors here") as other, ThreadPoolExecutor() as threads:
-        assert isinstance(slot(monkeypatch, "", **{TURNS: "there"}).run(request), Measured)
-        future = threads.submit(slot(monkeypatch, "", **{TURNS: "here"}).run, request)
-        said = told_once_killed(future, other)
-    assert said.startswith(f"process {other.pid}, another search, uses the same processors")
+def test_of_two_free_cards_the_one_that_no_other_search_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a trial would wait for the one that was put last, while the other stands idle."""
+
+    def pool() -> SlotPool:
+        slots = [slot(monkeypatch, "GPU-x"), slot(monkeypatch, "GPU-y")]
+        return SlotPool(slots, is_used=lambda one: is_any_held(one.environment))  # type: ignore[attr-defined]
+
+    with another_search("GPU-y"), pool() as slots:
+        assert [slots.ask(REQUEST).where for _ in range(2)] == ["GPU-x", "GPU-x"]
+    with another_search("GPU-x"), pool() as slots:
+        assert slots.ask(REQUEST).where == "GPU-y"
 
 
 def test_a_slot_that_is_closed_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

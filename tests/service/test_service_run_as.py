@@ -21,6 +21,7 @@ from apart import may_mount, passable
 from service_runs import ENDS, OPTIONS, bearer, free_port, serving, spec, submit, until
 from sqlalchemy import select
 
+from autotune.batch.turns_of_server import SOCKET
 from autotune.errors import UserError
 from autotune.service.client import Client
 from autotune.service.driver import SearchFolder
@@ -28,7 +29,6 @@ from autotune.service.service import open_database
 from autotune.service.store.tables import SEARCHES
 from autotune.service.store.tokens import Tokens
 from autotune.service.users import User, Users
-from autotune.workers.local import TURNS
 from autotune.workers.process import with_variable
 
 PYTHON = "/usr/bin/python3"
@@ -161,7 +161,7 @@ def test_a_task_of_another_user_reaches_nothing_of_the_servers_or_of_others(plac
         assert len(told["held"]) == 17
         assert told["ids"] == [STRANGER.uid, STRANGER.gid, [STRANGER.gid]]
         assert not [name for name, value in told["had"].items() if "secret" in value or "root/.cache" in value]
-        assert told["had"][TURNS], "it takes no turns with the service's other searches"
+        assert told["had"][SOCKET], "it takes no turns with the service's other searches"
         assert {told["had"][name].removeprefix(f"{folder.path}/") for name in ("HOME", "TMPDIR")} == {"home", "tmp"}
         shown = [client.get(f"/v1/searches/{search_id}/{what}").text for what in ("log", "plan", "report", "events")]
         assert "top secret" not in f"{shown} {search} {folder.read_trial_log('s-1', 1)} {folder.read_documents()}"

@@ -123,3 +123,40 @@ def test_a_real_search_goes_on_after_its_folder_and_the_database_were_read_only(
         trials = client.get(f"/v1/searches/{search_id}/trials").json()
         assert [trial["number"] for trial in trials] == [0, 1]
         assert trials[0] == reference
+
+
+SEEN = """
+import os, time
+_compute_loss = compute_loss
+
+def compute_loss(model, batch):
+    with open(os.environ["SEEN"], "a") as file:
+        file.write(f"{os.path.dirname(os.path.abspath(__file__))} {os.getpid()} {time.monotonic()}\\n")
+    return _compute_loss(model, batch)
+"""
+
+
+@pytest.mark.slow
+def test_trials_of_two_searches_at_a_time_never_run_at_once(tmp_path, monkeypatch):
+    """And it is said whom one waits for."""
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    with serving(tmp_path / "state", replace(OPTIONS, num_searches=2, pass_env=("SEEN",))) as (client, _):
+        sha256 = put(client, archive(model__py=TASK + SEEN)).json()["sha256"]
+        spec = {"task": "model.py", "archive": sha256, "trials": 2, "trial_time": "0.2s", "device": "cpu"}
+        both = [client.post("/v1/searches", json={**spec, "name": name}).json()["id"] for name in ("one", "other")]
+        waited = set()
+        while any(client.get(f"/v1/searches/{each}").json()["state"] not in ENDS for each in both):
+            turns = client.get("/v1/turns").json()
+            waited |= {(waits, *(other["id"] for other in found)) for waits, found in turns.items()}
+            time.sleep(0.05)
+        ended = [client.get(f"/v1/searches/{each}").json() for each in both]
+    assert [search["state"] for search in ended] == ["SUCCEEDED"] * 2, [search["message"] for search in ended]
+    assert {tuple(both), tuple(reversed(both))} <= waited
+    spans: dict[tuple[str, str], list[float]] = {}
+    for line in (tmp_path / "seen").read_text().splitlines():
+        folder, pid, at = line.split()
+        spans.setdefault((folder, pid), []).append(float(at))
+    ones, others = ([times for (folder, _), times in spans.items() if each in folder] for each in both)
+    assert min(len(ones), len(others)) >= 2
+    overlaps = [(one, other) for one in ones for other in others if min(one) < max(other) and min(other) < max(one)]
+    assert overlaps == []

@@ -45,7 +45,7 @@ def submit(client: Client, spec: dict[str, Any], folder: Path | None, wait: bool
 
 
 def status(client: Client, search_id: str | None, json: bool, **like: Any) -> None:
-    """Print one search, or all of them, each that waits with its place in the queue.
+    """Print one search, or all of them, each that waits with its place in the queue, or with whom it waits for.
 
     Args:
         client: of the service.
@@ -61,7 +61,8 @@ def status(client: Client, search_id: str | None, json: bool, **like: Any) -> No
         raise UserError(f"SEARCH is one search: leave it out, or leave out --{' and --'.join(told)}.")
     found = [*client.searches(**like)] if search_id is None else [client.search(search_id)]
     places = client.queue() if any(search["state"] == "QUEUED" for search in found) else {}
-    found = [{**search, "place": places.get(search["id"])} for search in found]
+    turns = client.turns() if any(search["state"] == "RUNNING" for search in found) else {}
+    found = [{**each, "place": places.get(each["id"]), "waits_for": turns.get(each["id"])} for each in found]
     if search_id is not None:
         show(found[0], json)
         return
@@ -121,7 +122,7 @@ def row(search: Mapping[str, Any]) -> str:
     place = f"no. {search['place']} in the queue" if search.get("place") else ""
     again = "" if search["retry_at"] is None else f"tried again at {_clock(search['retry_at'])}"
     parts = [search["id"], f"{search['state']:12}", f"{age:>14}", search["name"], f"of {search['owner']}"]
-    parts += [f"within {budget}" if budget else "", place, *found(search), search["message"], again]
+    parts += [f"within {budget}" if budget else "", place, *found(search), _turn(search), search["message"], again]
     return "  ".join(part for part in parts if part)
 
 
@@ -137,6 +138,14 @@ def found(search: Mapping[str, Any]) -> Sequence[str]:
     best = summary.get("best", {}).get("words", "")
     now = f"{phase}: {words}" if words else phase
     return (now if phase and phase != "trials" else trials, f"best trial {best}" if best else "")
+
+
+def _turn(search: Mapping[str, Any]) -> str:
+    """Whose trials run while this one waits."""
+    if (others := search.get("waits_for")) is None:
+        return ""
+    said = ", ".join(f"{other['name']} of {other['owner']} ({other['id']})" for other in others)
+    return "waits for a device, which is used by " + (said or "another search")
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
 from sqlalchemy import Engine, event
+
+_SWITCH_S, _PAUSE_S = 2.0, 0.01
+"""How long another process may take to switch a file to write-ahead logging, and between two looks."""
 
 
 def set_up(engine: Engine, **pragmas: object) -> None:
@@ -48,5 +52,15 @@ def examine(path: Path) -> tuple[set[str], str]:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
+    """A new file, which SQLite does not wait for if another process does the same to it at this moment: it is tried
+    again."""
+    ends_at = time.monotonic() + _SWITCH_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError:
+            if time.monotonic() > ends_at:
+                raise
+            time.sleep(_PAUSE_S)
     connection.execute("PRAGMA synchronous = NORMAL")

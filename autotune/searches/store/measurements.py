@@ -93,7 +93,9 @@ class Results:
             self._engine = sql.create_engine(url, poolclass=NullPool)
             if path is not None:
                 set_up(self._engine, busy_timeout=_PATIENCE_MS)
-            _TABLE.create(self._engine, checkfirst=True)
+            if not sql.inspect(self._engine).has_table(_TABLE.name):
+                with self._engine.begin() as database:  # another search may create it at this moment
+                    database.execute(sql.schema.CreateTable(_TABLE, if_not_exists=True))
 
     def series(self, key: Key) -> int:
         """The newest series, 0 for none."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
@@ -48,6 +49,14 @@ class CancelBody(_Body):
     """How to cancel."""
 
     mode: CancelMode = "finish"
+
+
+class Others(_Body):
+    """A search that another waits for."""
+
+    id: str
+    name: str
+    owner: str
 
 
 class ResumeBody(_Body):
@@ -246,6 +255,20 @@ def get_queue(request: Request, caller: Reader) -> dict[str, int]:
     service = _service(request)
     places = enumerate(service.runner.queue(), start=1)
     return {found: place for place, (found, owner) in places if not service.private or caller.owns(owner)}
+
+
+@ROUTES.get("/turns")
+def get_turns(request: Request, caller: Reader) -> dict[str, list[Others]]:
+    """By the id of each search that is worked on here and waits for a device, those whose trials run there; where
+    searches are private, one's own alone."""
+    service = _service(request)
+
+    def seen(search_ids: Iterable[str]) -> list[Others]:
+        found = [service.searches.get(each) for each in search_ids]
+        shown = (each for each in found if not service.private or caller.owns(each.owner))
+        return [Others(id=each.id, name=each.name, owner=each.owner) for each in shown]
+
+    return {waits: seen(others) for waits, others in service.runner.waits_for().items() if seen([waits])}
 
 
 @ROUTES.get("/searches/{search_id}/archive", responses={200: _TAR})

@@ -182,11 +182,12 @@ async function showAll() {
       for (const name of ["owner", "name"]) if (filter[name]) like.append(name, filter[name]);
       const asked = like.toString(), found = await json(`/v1/searches?${asked}`);
       const queue = found.some((each) => each.state === "QUEUED") ? await json("/v1/queue") : {};
-      const text = JSON.stringify([asked, found, queue, Math.floor(Date.now() / 30000)]);  // ages, too
+      const turns = found.some((each) => each.state === "RUNNING") ? await json("/v1/turns") : {};
+      const text = JSON.stringify([asked, found, queue, turns, Math.floor(Date.now() / 30000)]);  // ages, too
       if (!open) return;
       say(`${found.filter((each) => !TERMINAL.includes(each.state)).length} under way`);
       more.hidden = found.length < most || most >= MOST;
-      if (text !== last) { last = text; drawList(list, found, queue); }
+      if (text !== last) { last = text; drawList(list, found, queue, turns); }
     }
     clearTimeout(timer);
     timer = setTimeout(() => refresh().catch(failed), 2000);
@@ -195,15 +196,21 @@ async function showAll() {
   await refresh();
 }
 
-function about(search, queue) {
-  const words = [`by ${search.owner}`, `${ago(Date.now() / 1000 - search.created_at)} ago`, within(search) ? `within ${within(search)}` : "no budget"];
-  return [...words, queue[search.id] ? `no. ${queue[search.id]} in the queue` : null].filter((each) => each).join(", ");
+// Whose trials run while a search waits for a device.
+function turn(others) {
+  if (!others) return "";
+  return `waits for a device, which is used by ${others.map((each) => `${each.name} of ${each.owner}`).join(", ") || "another search"}`;
 }
 
-function drawList(list, found, queue) {
+function about(search, queue, turns) {
+  const words = [`by ${search.owner}`, `${ago(Date.now() / 1000 - search.created_at)} ago`, within(search) ? `within ${within(search)}` : "no budget"];
+  return [...words, queue[search.id] ? `no. ${queue[search.id]} in the queue` : null, turn(turns[search.id])].filter((each) => each).join(", ");
+}
+
+function drawList(list, found, queue, turns) {
   const focused = document.activeElement?.getAttribute("href");
   list.replaceChildren(...found.map((search) => make("li", { class: "card" },
-    make("span", {}, make("a", { href: `#/${search.id}` }, search.name), make("span", { class: "quiet small" }, about(search, queue))), state(search.state), bar(search), said(search))));
+    make("span", {}, make("a", { href: `#/${search.id}` }, search.name), make("span", { class: "quiet small" }, about(search, queue, turns))), state(search.state), bar(search), said(search))));
   if (!found.length) list.append(make("li", {}, ...(filter.name || filter.owner || filter.states !== "all states" ? ["No search is like that."]
     : ["Nothing was submitted yet: ", make("code", {}, "autotune submit model.py --budget 8GiB")])));
   if (focused) list.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
@@ -232,8 +239,14 @@ async function showOne(id) {
   main.replaceChildren(head, make("section", {}, make("h3", {}, "Speed against memory"), chart.element), report,
     make("section", {}, make("h3", {}, "Trials"), make("div", { class: "scroll", tabindex: "0" }, table), more), make("section", {}, asked), make("section", {}, logs));
   const trials = new Map();
-  let search = null, shown = ROWS, drawn = false, source = null, open = true, place = null;
-  const ticking = setInterval(() => { if (!search || !open || document.hidden || TERMINAL.includes(search.state)) return; drawHead(); if (logs.open) readLog(); }, 5000);
+  let search = null, shown = ROWS, drawn = false, source = null, open = true, place = null, waited = "";
+  const ticking = setInterval(async () => {
+    if (!search || !open || document.hidden || TERMINAL.includes(search.state)) return;
+    waited = search.state === "RUNNING" ? turn((await json("/v1/turns").catch(() => ({})))[id]) : "";
+    if (!open) return;
+    drawHead();
+    if (logs.open) readLog();
+  }, 5000);
   close = () => { open = false; clearInterval(ticking); source?.close(); };
 
   async function readLog() {
@@ -307,7 +320,7 @@ async function showOne(id) {
     head.replaceChildren(...[make("div", { class: "row" }, make("h2", {}, search.name), state(search.state)),
       summary.result ? result(summary.result) : null,
       make("p", { class: "quiet small" }, [search.id, `by ${search.owner}`, `${ago(until - search.created_at)}${ended ? " in all" : ""}`, within(search) ? `within ${within(search)}` : "no budget",
-        `priority ${search.priority}`, place ? `no. ${place} in the queue` : "", search.attempt > 1 ? `attempt ${search.attempt}` : ""].filter((each) => each).join(", ")),
+        `priority ${search.priority}`, place ? `no. ${place} in the queue` : "", waited, search.attempt > 1 ? `attempt ${search.attempt}` : ""].filter((each) => each).join(", ")),
       phases(search),
       !summary.result && summary.best ? make("p", {}, ended ? "The best trial, measured once: " : "The best trial so far: ", make("strong", {}, `${summary.best.settings}: ${summary.best.words}`)) : null,
       search.message || search.retry_at ? make("p", { class: ended && search.state !== "SUCCEEDED" ? "wrong-words" : "quiet" }, message(search)) : null,
