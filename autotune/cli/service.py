@@ -39,7 +39,7 @@ def run(
     database: Annotated[
         str | None, typer.Option("--database", envvar="AUTOTUNE_DATABASE", show_envvar=True, **_DATABASE)
     ] = None,
-    searches: Annotated[int, typer.Option(min=1, help="Searches at a time; with --executor local, by turns.")] = 1,
+    searches: Annotated[int, typer.Option(min=1, help="Searches at a time; they share devices by trial.")] = 1,
     executor: ExecutorName = "ray",
     address: Address = None,
     shared: Annotated[

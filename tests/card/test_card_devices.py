@@ -130,7 +130,7 @@ def test_a_number_is_cudas(machine, torch_for):
     machine([Card(GTX), Card(RTX)], chosen="0", cuda=[RTX])
     assert visible_gpus() == (RTX,)
     with LocalExecutor("cuda", "4090") as executor:
-        assert executor._slots[0]._base["CUDA_VISIBLE_DEVICES"] == RTX.uuid
+        assert executor._slots[0].environment["CUDA_VISIBLE_DEVICES"] == RTX.uuid
 
 
 def test_uuids_need_no_cuda(machine):
@@ -325,7 +325,7 @@ def test_a_trial_of_several_processes_has_a_gpu_for_each(machine, torch_for, siz
     torch_for(cuda="13.0")
     machine(THREE)
     with LocalExecutor("cuda", gpus_per_trial=size) as executor:
-        seen = [slot._base["CUDA_VISIBLE_DEVICES"].split(",") for slot in executor._slots]
+        seen = [slot.environment["CUDA_VISIBLE_DEVICES"].split(",") for slot in executor._slots]
     assert seen == [
         [card.gpu.uuid for card in THREE][at : at + (size or 3)] for at in range(0, slots * (size or 3), size or 3)
     ]

@@ -32,7 +32,7 @@ def test_an_actor_trains_on_what_ray_has_given_it(monkeypatch, given, seen):
     monkeypatch.setattr(ray_pool.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(ray_pool, "adopt_orphans", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert ray_pool._TrialActor()._slot._base["CUDA_VISIBLE_DEVICES"] == seen
+    assert ray_pool._TrialActor()._slot.environment["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.mark.parametrize(("size", "named"), [(1, ["GPU-2", "GPU-3"]), (2, ["GPU-2,GPU-3"])])
@@ -53,7 +53,7 @@ def test_on_this_machine_trials_have_what_they_have_without_ray(monkeypatch, siz
     cluster = ray_pool._Cluster(options)
     slots = cluster.slots()
     assert cluster.type == LARGE.type
-    assert [(slot.name, slot.node, slot._place.environment) for slot in slots] == [
+    assert [(slot.name, slot.node, slot.place.environment) for slot in slots] == [
         (gpu, "node", {"A": "b", "CUDA_VISIBLE_DEVICES": gpu}) for gpu in named
     ]
 
