@@ -25,6 +25,7 @@ from ..techniques.support.replica import within
 from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer, hold_to_budget, on_two_samples
 from .drift import here, is_strict, tell
 from .fingerprint import fingerprint, identify
+from .halving import CALM_STEPS
 from .skip_init import skip_init
 from .together import check_can_halve
 from .training import Training
@@ -42,6 +43,7 @@ def apply(
     strict: bool = False,
     enforce: bool = False,
     halve_when_out_of_memory: bool = False,
+    calm_steps: int = CALM_STEPS,
     **pieces: Any,
 ) -> Training:
     """Build a task's training stack with a plan applied.
@@ -58,6 +60,8 @@ def apply(
         halve_when_out_of_memory: where memory runs out in ``Training.step``, go on with half the micro-batch and twice
             as many of them to an optimizer step, with a warning; all ranks together. A step's batches stay in memory
             until it is taken.
+        calm_steps: optimizer steps without a lack of memory after which the halved micro-batch is doubled again; twice
+            as many each time that memory runs out before they have passed.
         **pieces: ``model=``, ``dataset=`` (or ``build_loader=``), ``loss=`` (a ``compute_loss``), optionally
             ``optimizer=`` (built, or a function of the parameters), and any other field of :class:`autotune.Task`.
 
@@ -92,6 +96,8 @@ def apply(
     if (reason := settings.having(batch).conflict()) is not None:
         raise PlanError(f"settings: {reason}.")
     _check_environment(plan, device.type, is_strict(strict))
+    if calm_steps < 1:
+        raise PlanError(f"calm_steps: at least 1 optimizer step was expected, but got {calm_steps}.")
     if halve_when_out_of_memory:
         check_can_halve(settings, model, ranks.size)
 
@@ -105,7 +111,7 @@ def apply(
     if ranks.rank:
         seed_everything(seed + ranks.rank)  # dropout and augmentation of its own; rank 0 has those of one process
     applied = settings.as_applied(within(model))
-    training = Training(model, optimizer, loader, task, applied, halve_when_out_of_memory)
+    training = Training(model, optimizer, loader, task, applied, halve_when_out_of_memory, calm_steps)
     training.evaluation_batch = plan.evaluation_batch or task.evaluation_batch(batch.micro)
     return training
 

@@ -1,4 +1,5 @@
-"""Halves the micro-batch when memory runs out in a job, and repeats the optimizer step that was begun."""
+"""Halves the micro-batch when memory runs out in a job, repeats the optimizer step that was begun, and tries the larger
+one again later."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ _TOO_LATE = (
     "autotune: the micro-batch cannot be halved: memory ran out once the processes had agreed that it had not, so that "
     "the others go on with this optimizer step."
 )
+CALM_STEPS = 100
+"""Optimizer steps without a lack of memory after which the micro-batch grows back, unless others are asked for."""
 _Passed = tuple[torch.Tensor, float | torch.Tensor]
 """Of a forward and backward pass: the detached mean loss, and what it is over."""
 
@@ -32,16 +35,22 @@ class Halving:
     micro-batches of an optimizer step are kept until it is taken.
     """
 
-    def __init__(self, micro: int, is_on: bool, together: Together | None = None) -> None:
+    def __init__(self, micro: int, is_on: bool, together: Together | None = None, calm_steps: int = CALM_STEPS) -> None:
         """
         Args:
             micro: samples of a whole micro-batch.
             is_on: whether to halve where memory runs out; else what was halved before stays so.
-            together: with other ranks, which halve where memory runs out in one of them.
+            together: with other ranks, which halve where memory runs out in one of them, and grow back after as many
+                steps.
+            calm_steps: optimizer steps without a lack of memory after which the micro-batch is doubled again. Where
+                memory then runs out before as many have passed, twice as many are waited for the next time: what lacks
+                for good costs ever less.
         """
         self._micro, self._is_on, self._together = micro, is_on, together
         self.times = 0
-        """How often the micro-batch has been halved."""
+        """How often the micro-batch is halved."""
+        self._calm_steps = self._wait = calm_steps
+        self._num_calm, self._has_grown = 0, False
         self._kept: list[tuple[Any, Position | None]] = []
         self._has_all, self._has_agreed = True, False
 
@@ -58,6 +67,36 @@ class Halving:
     def forget(self, has_all: bool = True) -> None:
         """An optimizer step begins; ``has_all`` is False if it resumes one that another process began."""
         self._kept, self._has_all = [], has_all
+
+    def step_ended(self) -> None:
+        """An optimizer step was taken."""
+        self.forget()
+        if not self._is_on or not self.times:
+            return
+        self._num_calm += 1
+        if self._num_calm < self._wait:
+            return
+        before, self.times, self._num_calm, self._has_grown = self.micro, self.times - 1, 0, True
+        if not this_rank().rank:
+            warnings.warn(
+                f"no lack of memory in {self._wait} optimizer steps: a forward pass takes {self.micro} samples again, "
+                f"in place of {before}.",
+                stacklevel=3,
+            )
+
+    def state_dict(self) -> dict[str, int]:
+        """How often it is halved, and how far it is from growing back."""
+        return {
+            "times": self.times,
+            "num_calm": self._num_calm,
+            "wait": self._wait,
+            "has_grown": int(self._has_grown),
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there."""
+        self.times, self._num_calm, self._wait = state["times"], state["num_calm"], state["wait"]
+        self._has_grown = bool(state["has_grown"])
 
     def agree(self) -> None:
         """The last backward pass of an optimizer step is made: go on once it is in all ranks.
@@ -187,6 +226,9 @@ class Halving:
     def _halve(self, said: str) -> None:
         micro, num_passes = self.micro, self.parts
         self.times += 1
+        too_soon = self._has_grown and self._num_calm < self._wait
+        self._wait = 2 * self._wait if too_soon else self._calm_steps
+        self._num_calm, self._has_grown = 0, False
         gc.collect()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()

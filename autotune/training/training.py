@@ -21,7 +21,7 @@ from ..techniques.batch import Batch
 from ..techniques.support.replica import Replica, within
 from .gradients import Count, Gradients, divisor, read_loss
 from .guard import Guard
-from .halving import Halving
+from .halving import CALM_STEPS, Halving
 from .resume import check_state
 from .together import Together
 
@@ -79,6 +79,7 @@ class Training:
         task: Task,
         settings: Settings,
         halve_when_out_of_memory: bool = False,
+        calm_steps: int = CALM_STEPS,
     ) -> None:
         self._together = Together(model) if halve_when_out_of_memory and loader.ranks.size > 1 else None
         self.model = model if self._together is None else self._together.model
@@ -97,7 +98,7 @@ class Training:
         self._task, self._compute_loss = task, task.compute_loss
         self._done: Position | None = None
         self._guard = Guard(optimizer)
-        self._halving = Halving(loader.batch.micro, halve_when_out_of_memory, self._together)
+        self._halving = Halving(loader.batch.micro, halve_when_out_of_memory, self._together, calm_steps)
         self._gradients = Gradients(optimizer, loader, self._halving)
         self._lends_gradients = any(technique.lends_gradients for technique in settings.techniques())
         self._own = within(model)
@@ -118,7 +119,8 @@ class Training:
 
     @property
     def times_halved(self) -> int:
-        """How often memory ran out, so that ``step`` halved the micro-batch; the loader's batches stay as they were."""
+        """How often ``step`` has halved the micro-batch and not doubled it again; the loader's batches stay as they
+        were."""
         return self._halving.times
 
     def step(self, batch: Any) -> StepResult:
@@ -145,7 +147,7 @@ class Training:
         )
         took_step = self._take_step()
         if not self._gradients.num_added:
-            self._halving.forget()
+            self._halving.step_ended()
         return StepResult(mean, took_step, count)
 
     def _pass(self, batch: Any, position: Position | None) -> tuple[torch.Tensor, Count]:
@@ -226,7 +228,7 @@ class Training:
                 changed then.
         """
         check_state(state, self._state())
-        self._halving.times = state["halved"]
+        self._halving.load_state_dict(state["halved"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
@@ -245,7 +247,7 @@ class Training:
         return {
             "version": 1,
             "settings": self.settings.having(self.loader.batch).canonical(),
-            "halved": self._halving.times,
+            "halved": self._halving.state_dict(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),

@@ -57,14 +57,14 @@ class Device:
         return nn.functional.mse_loss(model[1](hidden), y)
 
 
-def training(micro, accumulate, device=None, loss=None, on=True, **settings):
+def training(micro, accumulate, device=None, loss=None, on=True, calm_steps=100, **settings):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
     data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
     plan = Plan(settings=Settings(batch=Batch(micro=micro, accumulate=accumulate), **settings))
     pieces = {"model": model, "dataset": data, "loss": loss or device or Device(), "batch_size": micro * accumulate}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    return autotune.apply(plan, optimizer=optimizer, halve_when_out_of_memory=on, **pieces)
+    return autotune.apply(plan, optimizer=optimizer, halve_when_out_of_memory=on, calm_steps=calm_steps, **pieces)
 
 
 def trained(one, num_epochs=2):
@@ -126,12 +126,66 @@ def test_the_state_has_it():
     with pytest.warns(UserWarning, match="out of memory"):
         first.step(next(batches))
     state = copy.deepcopy(first.state_dict())
-    assert state["halved"] == 1
+    assert state["halved"]["times"] == 1
     second = training(8, 2, Device(most=4), on=False)
     second.load_state_dict(state)
     assert second.batch == Batch(micro=4, accumulate=4)
     assert float(second.step(next(iter(second.loader))).loss) == float(first.step(next(batches)).loss)
     assert all(map(torch.equal, second.model.parameters(), first.model.parameters()))
+
+
+def micros(one, num_epochs=8):
+    """Samples in a forward pass, after each optimizer step."""
+    found = []
+    for batch in itertools.chain.from_iterable(one.loader for _ in range(num_epochs)):
+        if one.step(batch).stepped:
+            found.append(one.batch.micro)
+    return found
+
+
+def test_it_grows_back_after_calm_steps_and_trains_as_a_static_split_does():
+    """A neighbour takes memory in the second of 16 steps, and has gone by the third."""
+    device = Device()
+
+    def crowded(model, batch, loss=device):
+        loss.most = 4 if 3 <= len(loss.passes) < 6 else 10**9
+        return loss(model, batch)
+
+    growing = training(8, 2, loss=crowded, calm_steps=3)
+    said = "no lack of memory in 3 optimizer steps: a forward pass takes 8 samples again"
+    with pytest.warns(UserWarning, match=said):
+        losses, parameters = trained(growing, num_epochs=8)
+    expected, wanted = trained(training(4, 4), num_epochs=8)
+    assert growing.times_halved == 0
+    assert len(losses) == 16
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for mine, theirs in zip(parameters, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:out of memory", "ignore:no lack")
+def test_what_lacks_for_good_is_tried_ever_less_often():
+    """Memory for 4: halved in step 1; the step after 2 calm ones tries 8 in vain, then after 4, then after 8."""
+    device = Device(most=4)
+    one = training(8, 2, device, calm_steps=2)
+    assert micros(one, num_epochs=9) == [4, 8, *[4] * 3, 8, *[4] * 7, 8, *[4] * 4]
+    assert [device.passes.count(samples) for samples in (8, 4)] == [1 + 3, 4 * 18]
+
+
+@pytest.mark.filterwarnings("ignore:out of memory", "ignore:no lack")
+def test_a_resumed_job_grows_back_when_it_would_have():
+    first = training(8, 2, Device(most=4), calm_steps=5)
+    batches = iter(first.loader)
+    for _ in range(4):
+        first.step(next(batches))
+    second = training(8, 2, calm_steps=5)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert micros(second, num_epochs=3)[:4] == [4, 4, 8, 8]
+
+
+def test_calm_steps_are_at_least_one():
+    with pytest.raises(PlanError, match="calm_steps: at least 1 optimizer step"):
+        training(8, 2, calm_steps=0)
 
 
 def test_without_being_asked_for_it_ends():

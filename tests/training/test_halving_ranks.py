@@ -111,7 +111,13 @@ def too_late(rank: int) -> str:
 
 
 def training(
-    loss: Any, batch: Batch = WHOLE, parallel: Parallel = DDP, halve: bool = True, model: Any = Net, **more: Any
+    loss: Any,
+    batch: Batch = WHOLE,
+    parallel: Parallel = DDP,
+    halve: bool = True,
+    model: Any = Net,
+    calm_steps: int = 100,
+    **more: Any,
 ):
     data = TensorDataset(*torch.randn(16 * NUM_STEPS, 5, generator=torch.Generator().manual_seed(1)).split([4, 1], 1))
     task = autotune.Task(
@@ -124,7 +130,7 @@ def training(
         **more,
     )
     plan = Plan(settings=Settings(batch=batch, parallel=parallel))
-    return autotune.apply(plan, task, halve_when_out_of_memory=halve)
+    return autotune.apply(plan, task, halve_when_out_of_memory=halve, calm_steps=calm_steps)
 
 
 def trained(one: Any) -> dict[str, Any]:
@@ -170,6 +176,18 @@ def in_both(rank: int) -> dict[str, Any]:
     return trained(training(device)) | {"passes": device.passes}
 
 
+def growing_back(rank: int) -> dict[str, Any]:
+    """A neighbour of the second process's takes memory in the first pass, and has gone after it."""
+    device = Device(most=2 if rank else 10**9)
+
+    def crowded(model: nn.Module, batch: Any) -> Any:
+        if device.passes:
+            device.most = 10**9
+        return device(model, batch)
+
+    return trained(training(crowded, calm_steps=1)) | {"passes": device.passes}
+
+
 def of_one_sample(rank: int) -> str:
     return _said(lambda: trained(training(Device(most=0 if rank else 10**9, begins_at=2))), torch.OutOfMemoryError)
 
@@ -193,6 +211,7 @@ def found_by(rank: int) -> dict[str, Any]:
         "normed": [trained(training(Device(), halve=halve, model=normed)) for halve in (False, True)],
         "cases": {name: in_case(rank, name) for name in CASES},
         "both": in_both(rank),
+        "growing": growing_back(rank),
         "exchange": in_exchange(rank),
         "one sample": of_one_sample(rank),
         "refused": {"fsdp": refused(FSDP), "SyncBatchNorm": refused(model=synced)},
@@ -249,6 +268,15 @@ def test_both_may_run_out_and_again(pair):
         assert (one["both"]["halved"], one["both"]["batch"]) == (2, [1, 8])
     assert pair[0]["both"]["state"] == pair[1]["both"]["state"]
     assert_alike(pair[0]["both"], alone(HALF, Device()))
+
+
+def test_both_grow_back_together(pair):
+    """After one calm step: the first has halves, the others are whole, and it trains as with halves all along."""
+    for one, tried in zip(pair, ([4, 4], [4]), strict=True):
+        found = one["growing"]
+        assert (found["halved"], found["batch"]) == (0, [4, 2])
+        assert found["passes"] == [*tried, *[2] * 4, *[4] * 2 * (NUM_STEPS - 1)]
+        assert_alike(found, pair[0]["stock"])
 
 
 def test_without_a_fault_it_trains_as_distributed_data_parallel_does(pair):
