@@ -96,12 +96,14 @@ def test_one_trial_runs_at_a_time_and_the_most_expected_gain_is_next():
         low.ask(0.01)
         high.ask(0.02)
         until(lambda: turns.waits_for() == {"low": ["runs"], "high": ["runs"]})
-        assert (len(runs.executor.running), low.executor.running, high.executor.running) == (1, [], [])
+        until(lambda: len(runs.executor.running) == 1)
+        assert (low.executor.running, high.executor.running) == ([], [])
         runs.executor.end()
         assert first.result(10) == ENDED
         runs.ends()
         until(lambda: turns.waits_for() == {"low": ["high"]})
-        assert (len(high.executor.running), low.executor.running) == (1, [])
+        until(lambda: len(high.executor.running) == 1)
+        assert low.executor.running == []
         high.executor.end()
         high.ends()
         until(lambda: len(low.executor.running) == 1)
