@@ -40,6 +40,7 @@ def test_two_servers_on_one_database_the_second_refuses(tmp_path):
 ROUTES = {
     ("GET", "/v1/searches"): "read",
     ("GET", "/v1/queue"): "read",
+    ("GET", "/v1/turns"): "read",
     ("GET", "/v1/searches/0123456789abcdef/archive"): "submit",
     ("GET", "/v1/searches/0123456789abcdef"): "read",
     ("GET", "/v1/searches/0123456789abcdef/events"): "read",

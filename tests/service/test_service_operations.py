@@ -22,6 +22,7 @@ from autotune.service.spec import SearchSpec
 from autotune.service.store.database import Database
 from autotune.service.store.tokens import expiry_s
 from autotune.service.supervisor import RunnerOptions
+from autotune.service.turns import SearchTurns
 from autotune.service.web import limits
 from autotune.service.web.limits import BoundedProtocol
 
@@ -116,7 +117,7 @@ def test_a_driver_has_no_secret_but_those_that_are_passed(tmp_path, monkeypatch)
     folder, tell = SearchFolder(tmp_path), "import json, os; print(json.dumps(dict(os.environ)))"
     folder.work.mkdir()
     options = RunnerOptions(program=(sys.executable, "-c", tell), pass_env=("HF_TOKEN", "WANDB_API_KEY"))
-    driver = Driver("s", SearchSpec(task="model.py", archive="0" * 64), folder, 1, options)
+    driver = Driver("s", SearchSpec(task="model.py", archive="0" * 64), folder, 1, options, SearchTurns())
     assert driver.process.wait() == 0
     had = json.loads(folder.result.read_text())
     assert {name: had.get(name) for name in given} == given

@@ -96,7 +96,7 @@ def test_a_killed_process_is_gone_on_from(local_executor, tmp_path: Path):
 def test_a_process_that_is_killed_as_it_scans_is_gone_on_from(local_executor, tmp_path: Path):
     """As it looks at the second of two groups. The other process takes the first as it is, with the time that it was
     measured to take, and comes to the end."""
-    request = judging(tmp_path, DIES_SCANNING, allowed=100.0, targets=(0.7,), seeds=(0,))
+    request = judging(tmp_path, DIES_SCANNING, allowed=100.0, targets=(0.7,), by_bytes=True, seeds=(0,))
     assert isinstance(local_executor.ask(request), Crashed)
     (first,) = json.loads((tmp_path / "cuts.json").read_text())["found"]["groups"]
     outcome = local_executor.ask(request)
