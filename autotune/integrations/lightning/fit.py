@@ -55,7 +55,7 @@ class FitCallback(PlanCallback):
         clipped = trainer.gradient_clip_val
         if clipped and trainer.gradient_clip_algorithm not in (None, "norm"):
             raise PlanError("FitCallback: gradients are clipped by value, which is not predicted. Clip by the norm.")
-        data, owner = getattr(trainer, "datamodule", None), module._trainer
+        data, owner = getattr(trainer, "datamodule", None), module.trainer
         module.trainer = None  # which a copy of the module would copy
         try:
             self.fitted = fit(
