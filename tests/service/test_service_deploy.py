@@ -1,5 +1,6 @@
 """The files in deploy/, each command as far as a machine without containers and queues goes: with its own shells and
-options, the real service and the real Ray. An image is not built, and no operator of KubeRay and no Slurm runs here."""
+options, the real service and the real Ray. `benchmarks.service_image` builds the image; no operator of KubeRay and no
+Slurm runs here."""
 
 from __future__ import annotations
 
