@@ -56,8 +56,9 @@ def main() -> None:
         print(json.dumps(_in_child(**json.loads(arguments.child))))
         return
     if arguments.time:
-        rows = [*_times()]
-        print(save_rows("fit-time", "cpu", rows))
+        for row in _times():
+            path = save_rows("fit-time", "cpu", [row])
+        print(path)
         return
     rows = []
     for name in arguments.model or MODELS:
@@ -174,16 +175,18 @@ def _timed(name: str, model: Any, batch: Any, budget: str, device: Any, **option
     def build(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.1) if device == "cuda" else torch.optim.AdamW(parameters)
 
-    began_s = time.perf_counter()
+    began_s, began_processor_s = time.perf_counter(), time.process_time()
     try:
         said = str(
             autotune.fit(model, batch, budget, optimizer=build, device=device, dry_run=True, **options)
         ).splitlines()
     except NothingFits as error:
         said = [str(error)]
-    seconds = time.perf_counter() - began_s
-    print(f"{name}, {budget} ({device}): {seconds:.1f} s", *said, sep="\n  ", flush=True)
-    return {"model": name, "budget": budget, "planned_for": device, "fit_s": seconds, "said": said}
+    seconds, processor_s = time.perf_counter() - began_s, time.process_time() - began_processor_s
+    words = f"{seconds:.1f} s, of a processor {processor_s:.1f} s"
+    print(f"{name}, {budget} ({device}): {words}", *said, sep="\n  ", flush=True)
+    known = {"model": name, "budget": budget, "planned_for": device}
+    return {**known, "fit_s": seconds, "processor_s": processor_s, "said": said}
 
 
 def _line(row: Row) -> str:

@@ -9,7 +9,7 @@ from ..errors import NothingFits, PlanError, TaskError
 from ..estimates import Cheapest, CheapestOptions, untried
 from ..files import check_output
 from ..fitting.choices import combinations_of, nearest_miss
-from ..fitting.fitted import foreseen
+from ..fitting.fitted import foreseen, left_out
 from ..plan import Budget, Plan, TaskRef
 from ..report.estimate import line
 from ..report.printing import print_json, print_words, tell
@@ -96,6 +96,7 @@ def fit_task(what: WhatToEstimate, executor: Executor) -> Plan:
 def _notes(found: Cheapest, facts: Facts) -> list[str]:
     """What a reader must know."""
     notes = ["predicted, and not measured: `autotune verify` measures it, `autotune search --start` goes on from it"]
+    notes += left_out(found, facts)
     if found.how == "probed":
         notes.append(f"by real steps at small batches: {found.reason}")
     if facts.effective_batch_assumed:

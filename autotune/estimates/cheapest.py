@@ -70,6 +70,7 @@ class _Choice:
         self._places = Places.of(task) if options.choose_blocks else Places(0, {})
         self._of = lru_cache(_MOST_KEPT)(self._predictor)
         self._seen: list[Foretold] = []
+        self._refused: list[tuple[Settings, str]] = []
         self._best: Foretold | None = None
 
     def consider(self, combination: Settings) -> None:
@@ -78,16 +79,14 @@ class _Choice:
             least = self._seen[0].work * _is_believed_to_take(combination)
             if least >= self._best.work:
                 return
-        try:
-            self._look_at(combination)
-        except PlanError:  # this model cannot have it
-            if not self._seen:
-                raise
-
-    def _look_at(self, combination: Settings) -> None:
-        plain = combination.having(Checkpointing())
         if not self._seen:
             self._note(combination)
+        try:
+            self._look_at(combination.having(Checkpointing()))
+        except PlanError as error:  # this model cannot have it
+            self._refused.append((combination, str(error)))
+
+    def _look_at(self, plain: Settings) -> None:
         blocks = self._blocks(plain) if self._options.choose_blocks else ()
         if blocks is None:  # and recomputing all may even take more
             self._note(plain)
@@ -153,6 +152,7 @@ class _Choice:
             phase=moment.phase,
             module=moment.module,
             fills=tuple(fills_of(trace)),
+            refused=tuple(self._refused),
             seconds=time.perf_counter() - began_s,
         )
 

@@ -249,6 +249,8 @@ class Cheapest(_Frozen):
     """The module whose forward or backward makes the allocation at that peak."""
     fills: tuple[Fill, ...]
     """What fills that peak, the largest first."""
+    refused: tuple[tuple[Settings, str], ...] = ()
+    """What could not be looked at, and why."""
     seconds: float
     """Time that the choice took."""
 

@@ -16,7 +16,7 @@ from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
 from ..units import MIB, ceil_mib, format_bytes, size
 from ..words import settings_words
-from .fitted import what_binds
+from .fitted import left_out, what_binds
 
 _GROWS = 16 * MIB
 """What a process on a CPU may take more when it is asked again: nothing below would surely work then."""
@@ -81,7 +81,7 @@ def nearest_miss(found: Cheapest, options: CheapestOptions, budget: Budget, fact
         f"nothing fits within {size(budget.limit)}. The smallest budget that works is "
         f"{format_bytes(least)} ({settings_words(found.least.settings, facts)}); what binds there is "
         f"{what_binds(found)}. Allow that much, or take a smaller batch"
-        f"{', or allow ' + ', '.join(more) if more else ''}."
+        f"{', or allow ' + ', '.join(more) if more else ''}." + "".join(f" {one}." for one in left_out(found, facts))
     )
 
 

@@ -102,7 +102,7 @@ def fit(
     if not dry_run:
         optimizer = job.apply(plan)
     built = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-    return Fitted(plan, model, built, found, facts, not dry_run, tuple(job.notes(found, limit_bytes)), loop)
+    return Fitted(plan, model, built, found, facts, not dry_run, tuple(job.notes(found, facts, limit_bytes)), loop)
 
 
 def _read_budget(budget: str | int) -> int:

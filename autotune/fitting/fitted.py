@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,12 @@ def foreseen(found: Cheapest) -> Foreseen:
         how=found.how,
         binds=what_binds(found),
     )
+
+
+def left_out(found: Cheapest, facts: Facts) -> Iterator[str]:
+    """What could not be looked at, and why, in words."""
+    for settings, reason in found.refused:
+        yield f"not looked at: {settings_words(settings, facts)}, or blocks recomputed beside it, since {reason}"
 
 
 def what_binds(found: Cheapest) -> str:

@@ -31,6 +31,7 @@ from ..task import Task
 from ..techniques import Device, Facts, Settings
 from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 from ..units import ceil_mib, format_bytes
+from .fitted import left_out
 from .stand_in import StandIns
 from .whole_batch import Loop, own_loss, probed_task, traced_task
 
@@ -165,12 +166,13 @@ class Job:
                 apply_to_optimizer(stock, given)
             raise
 
-    def notes(self, found: Cheapest, limit_bytes: int) -> Iterator[str]:
+    def notes(self, found: Cheapest, facts: Facts, limit_bytes: int) -> Iterator[str]:
         """What a reader must know."""
         if found.how == "probed":
             yield f"by real steps of a copy of the model, three for each choice, since {found.reason}"
         if self._optimizer is None:
             yield "no optimizer was given: AdamW is assumed"
+        yield from left_out(found, facts)
         assert found.chosen is not None, "else it is an error"
         if any(one.has_context for one in found.chosen.settings.chosen()) and self._loop.loss is not own_loss:
             yield "compute the loss by fitted.loss(model, batch), or in fitted.forward_context()"

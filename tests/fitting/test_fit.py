@@ -220,6 +220,34 @@ def test_precision_changes_only_if_it_is_asked_for():
     assert asked.needs_context
 
 
+class Once(Block):
+    """Runs once a step, and raises if it is recomputed."""
+
+    ran = False
+
+    def forward(self, x):
+        assert not self.ran, "a second run"
+        self.ran = True
+        return super().forward(x)
+
+
+class OfOnce(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Once() for _ in range(NUM_BLOCKS))
+
+    def forward(self, x):
+        for block in self.blocks:
+            block.ran = False
+        return super().forward(x)
+
+
+def test_what_cannot_be_looked_at_is_told():
+    said = "not looked at: as it stands, or blocks recomputed beside it, since its step reads values.*a second run"
+    with pytest.raises(NothingFits, match=said):
+        planned(OfOnce(), stock_bytes() - 300 * MIB, techniques=("checkpointing",))
+
+
 def test_what_the_loop_runs_in_today_is_predicted_and_is_no_choice():
     """Autocast keeps a hidden layer of 64 MiB in half of that."""
     stock, half = (planned(Model(), precision=kind, dry_run=True) for kind in (None, "bf16"))
