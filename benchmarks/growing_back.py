@@ -3,8 +3,8 @@
     python -m benchmarks.growing_back --keep
 
 A small language model, a transformer or GRUs, trains for 600 optimizer steps of 16 sequences: of 32 words, from step
-250 on of 64. From step 300 to 400 a neighbour has a fifth of the memory. ``apply(…, halve_when_out_of_memory=True)`` begins
-with micro-batches of 16; the static plan has those of 4, which always fit. The device's memory is simulated on a CPU:
+250 on of 64. From step 300 to 400 a neighbour has a fifth of the memory. ``apply(…, halve_when_out_of_memory=True)``
+begins with micro-batches of 16; the static plan has those of 4, which always fit. The device's memory is simulated:
 what autograd keeps for the backward pass is counted, and more than there is raises torch's error. The rest is real, and
 both jobs run in turn. Bars: no death, 1.3 times the speed of the static plan, and its losses to rounding: the first
 hundred to 1e-4, as training amplifies it. What larger micro-batches gain is the model's: GRUs take sixteen sequences

@@ -152,7 +152,7 @@ def _predicted(plan: Plan) -> Rows:
     peak = f"{size(found.process)} ({size(found.low)} to {size(found.high)}{how}); as it stands {size(found.reference)}"
     return [
         ("predicted peak", peak),
-        ("work of a step", f"{found.work:.2f} times that of the job as it stands"),
+        ("counted work", f"of a step, {found.work:.2f} times that of the job as it stands; no time is measured"),
         ("binds", found.binds),
     ]
 
