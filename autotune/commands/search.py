@@ -51,7 +51,13 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
             watching(options, console(sys.stderr)) as display,
             trials(where.for_search(options), options.task, options.device) as executor,
             interrupts(stop, executor.close, display.interrupted),
-            taking_turns(connection, executor, options.device, stop, time_budget) as (in_turn, note_event),
+            taking_turns(
+                connection if where.address is None else None,  # Ray gives a cluster's device to one search at a time
+                executor,
+                options.device,
+                stop,
+                time_budget,
+            ) as (in_turn, note_event),
         ):
 
             def show(event: Event) -> None:

@@ -92,7 +92,7 @@ class Fitted:
             f"for {format_bytes(limit)}, {took}: {settings_words(self.settings, self.facts)}",
             f"predicted peak {size(self.peak.value)} ({size(self.peak.low)} to {size(self.peak.high)}); "
             f"as it stands {size(self.stock_peak.value)}",
-            f"counted work of a step {self.found.times_work:.2f} times, which is no measured time",
+            f"counted work of a step: {self.found.times_work:.2f} times as it stands; no time is measured",
             f"binds: {self.binds}",
             *self.notes,
         ]

@@ -80,8 +80,8 @@ class SearchTurns:
 
 
 class DriverTurns:
-    """The server's end of one driver's socket. A driver runs a task's code: what it says is not believed further than
-    its own turns."""
+    """The server's end of one driver's socket. A driver runs a task's code: whatever it says of its devices, a CPU has
+    one trial at a time, and trials of two searches on one card wait for each other."""
 
     def __init__(self, turns: SearchTurns, search_id: str, priority: float) -> None:
         """
@@ -140,7 +140,7 @@ class DriverTurns:
         self._hang_up()
 
     def _take(self, said: Said) -> None:
-        self.num_slots = max(1, min(said.num_slots, _MOST_DEVICES))
+        self.num_slots = 1 if said.device.startswith("cpu") else max(1, min(said.num_slots, _MOST_DEVICES))
         if self._queue is None or self._member is None:
             self.device = said.device
             self._queue = self._turns.queue(said.device)

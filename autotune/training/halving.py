@@ -71,10 +71,8 @@ class Halving:
     def step_ended(self) -> None:
         """An optimizer step was taken."""
         self.forget()
-        if not self._is_on or not self.times:
-            return
-        self._num_calm += 1
-        if self._num_calm < self._wait:
+        self._num_calm += 1  # also once it has grown back: what lacks long after is new
+        if not self._is_on or not self.times or self._num_calm < self._wait:
             return
         before, self.times, self._num_calm, self._has_grown = self.micro, self.times - 1, 0, True
         if not this_rank().rank:

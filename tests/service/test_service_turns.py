@@ -47,12 +47,12 @@ class ByHand(Executor):
 class Driver:
     """One search's driver, and the server's end of its socket."""
 
-    def __init__(self, turns: SearchTurns, name: str, priority: float = 1.0, num_slots: int = 1) -> None:
+    def __init__(self, turns: SearchTurns, name: str, num_slots: int = 1, device: str = "cpu") -> None:
         self.stop, self.executor, self.has_ended = threading.Event(), ByHand(num_slots), False
-        self.server = DriverTurns(turns, name, priority)
+        self.server = DriverTurns(turns, name, 1.0)
         connection = socket.socket(fileno=os.dup(self.server.theirs.fileno()))
         self.server.begin()
-        self.turns = TurnsOfServer(connection, self.executor, "cpu", self.stop)
+        self.turns = TurnsOfServer(connection, self.executor, device, self.stop)
         self.turn = Turn(self.turns, self.executor)
 
     def ask(self, promise: float | None = None) -> Future[Outcome]:
@@ -69,9 +69,9 @@ class Driver:
 
 
 @contextmanager
-def drivers(*names: str, num_slots: int = 1) -> Iterator[tuple[SearchTurns, list[Driver]]]:
+def drivers(*names: str, num_slots: int = 1, device: str = "cpu") -> Iterator[tuple[SearchTurns, list[Driver]]]:
     turns = SearchTurns()
-    found = [Driver(turns, name, num_slots=num_slots) for name in names]
+    found = [Driver(turns, name, num_slots, device) for name in names]
     known(turns, len(found))
     yield turns, found
     for driver in found:
@@ -129,7 +129,7 @@ def test_what_waits_for_others_is_not_the_searchs_time():
 
 def test_devices_are_shared_as_searches_come_and_go():
     """Four: two each of two searches, all of one that is alone."""
-    with drivers("one", "other", num_slots=4) as (_, (one, other)):
+    with drivers("one", "other", num_slots=4, device="cuda") as (_, (one, other)):
         until(lambda: (one.turn.num_slots, other.turn.num_slots) == (2, 2))
         for _ in range(2):
             one.ask(1.0)
@@ -137,6 +137,15 @@ def test_devices_are_shared_as_searches_come_and_go():
         until(lambda: len(one.executor.running) + len(other.executor.running) == 4)
         other.ends()
         until(lambda: one.turn.num_slots == 4)
+
+
+def test_of_a_cpu_nobody_is_believed_to_have_several():
+    """Else one task could have the others' trials measured beside each other."""
+    with drivers("one", "other", num_slots=4) as (turns, (one, other)):
+        one.ask(2.0)
+        other.ask(1.0)
+        until(lambda: turns.waits_for() == {"other": ["one"]})
+        assert (one.turn.num_slots, other.turn.num_slots, other.executor.running) == (1, 1, [])
 
 
 def test_the_devices_of_a_driver_that_died_are_others():

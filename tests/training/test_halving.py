@@ -173,6 +173,18 @@ def test_what_lacks_for_good_is_tried_ever_less_often():
 
 
 @pytest.mark.filterwarnings("ignore:out of memory", "ignore:no lack")
+def test_a_lack_long_after_it_grew_back_is_a_new_one():
+    """In steps 1 and 8: each is over after 2 calm steps, since the second is 5 calm steps after the first."""
+    device = Device()
+
+    def crowded(model, batch, loss=device):
+        loss.most = 4 if len(loss.passes) in (0, 19) else 10**9
+        return loss(model, batch)
+
+    assert micros(training(8, 2, loss=crowded, calm_steps=2), num_epochs=5) == [4, *[8] * 6, 4, 8, 8]
+
+
+@pytest.mark.filterwarnings("ignore:out of memory", "ignore:no lack")
 def test_a_resumed_job_grows_back_when_it_would_have():
     first = training(8, 2, Device(most=4), calm_steps=5)
     batches = iter(first.loader)

@@ -165,7 +165,7 @@ def _tell_users(service: Service, num_searches: int) -> None:
     elif not users.are_by_owner:
         tell(f"Tasks run as {users.name}, which has one search at a time.")
         if num_searches > 1:
-            tell(f"--searches {num_searches} has no effect so: name a user for each owner, as in {users.name}-{OWNER}.")
+            tell(f"--searches {num_searches} has no effect with one user. One for each owner: {users.name}-{OWNER}.")
     else:
         tell(f"Tasks run as {users.name.replace(OWNER, 'OWNER')}, which has one search at a time.")
         if without := [name for name in service.tokens.submitters() if users.find(name) is None]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
@@ -262,13 +262,14 @@ def get_turns(request: Request, caller: Reader) -> dict[str, list[Others]]:
     """By the id of each search that is worked on here and waits for a device, those whose trials run there; where
     searches are private, one's own alone."""
     service = _service(request)
-
-    def seen(search_ids: Iterable[str]) -> list[Others]:
-        found = [service.searches.get(each) for each in search_ids]
-        shown = (each for each in found if not service.private or caller.owns(each.owner))
-        return [Others(id=each.id, name=each.name, owner=each.owner) for each in shown]
-
-    return {waits: seen(others) for waits, others in service.runner.waits_for().items() if seen([waits])}
+    waits = service.runner.waits_for()
+    found = (service.searches.get(each) for each in {*waits, *itertools.chain(*waits.values())})
+    seen = {
+        each.id: Others(id=each.id, name=each.name, owner=each.owner)
+        for each in found
+        if not service.private or caller.owns(each.owner)
+    }
+    return {each: [seen[other] for other in others if other in seen] for each, others in waits.items() if each in seen}
 
 
 @ROUTES.get("/searches/{search_id}/archive", responses={200: _TAR})
