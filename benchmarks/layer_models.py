@@ -1,17 +1,23 @@
 """Whole models for ``benchmarks.layers``, from configurations alone: nothing is downloaded.
 
-The transformers and the ResNets are Hugging Face's, unedited; the others are written as they usually are.
+The transformers and the ResNets are Hugging Face's, unedited; two are jobs of ``examples/``; the others are written as
+they usually are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from autotune.task import Task
+from autotune.task_file import load_task
 
 Built = tuple[nn.Module, dict[str, Any]]
 _GENERATOR = torch.Generator().manual_seed(0)
@@ -172,6 +178,26 @@ def _llama() -> Built:
     return model, {"input_ids": tokens, "labels": tokens}
 
 
+class _Example(nn.Module):
+    """The job of an example, as a module that returns its loss."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.model, self.loss = task.build_model(), task.compute_loss
+
+    def forward(self, batch: Any) -> Tensor:
+        loss = self.loss(self.model, batch)
+        assert isinstance(loss, Tensor)
+        return loss
+
+
+def _example(name: str) -> Built:
+    torch.manual_seed(0)
+    task = load_task(str(Path(__file__).parent.parent / "examples" / name / "model.py"))
+    batch = next(iter(DataLoader(task.build_dataset(), task.batch_size)))
+    return _Example(task), {"batch": batch}
+
+
 _DIGITS = {"pixel_values": _images(64, 64), "labels": torch.arange(64) % 10}
 _MASKS = {"pixel_values": _images(8, 128), "labels": torch.zeros(8, 128, 128, dtype=torch.long)}
 
@@ -188,6 +214,8 @@ MODELS: dict[str, Callable[[], Built]] = {
     "vit": _vit,
     "t5": _t5,
     "llama-lora": _llama,
+    "style transfer": lambda: _example("style_transfer"),
+    "adapters": lambda: _example("frozen_backbone"),
 }
 """Each builds a model and the keywords of its forward, which returns the loss or what has one."""
 

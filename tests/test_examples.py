@@ -23,7 +23,13 @@ from autotune.workers import Executor
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 # Enough training for the script's own bar, which it states with its reason, whichever plan the search found.
-TRAINING = {"char_gpt": ["--steps", "400"], "digits_cnn": [], "adversarial_digits": ["--epochs", "4"]}
+TRAINING = {
+    "char_gpt": ["--steps", "400"],
+    "digits_cnn": [],
+    "adversarial_digits": ["--epochs", "4"],
+    "style_transfer": ["--epochs", "1"],
+    "frozen_backbone": ["--epochs", "3"],
+}
 SMALLER = {
     "char_gpt": {"WIDTH = 192": "WIDTH = 96", "NUM_BLOCKS = 4": "NUM_BLOCKS = 2"},
     "digits_cnn": {"SIDE = 32": "SIDE = 16"},
@@ -44,7 +50,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 def a_copy_of(example: str, tmp_path: Path) -> Path:
     """Where a search may leave its study and its plan."""
-    ignored = shutil.ignore_patterns(".autotune", "plan.yaml", "__pycache__")
+    ignored = shutil.ignore_patterns(".autotune", "plan.yaml", "backbone.pt", "__pycache__")
     folder = Path(shutil.copytree(EXAMPLES / example, tmp_path / example, ignore=ignored))
     task = (folder / "model.py").read_text(encoding="utf-8")
     for size, smaller in SMALLER.get(example, {}).items():
@@ -71,13 +77,16 @@ def test_a_search_writes_a_plan_with_which_it_learns(
 
 
 @pytest.mark.slow
-def test_two_backward_passes_a_step_learn_with_a_plan(tmp_path: Path):
-    """The adversary's and the model's; in bf16 where the processor computes in it: elsewhere that takes minutes."""
-    folder = a_copy_of("adversarial_digits", tmp_path)
+@pytest.mark.parametrize("example", ["adversarial_digits", "style_transfer", "frozen_backbone"])
+def test_what_is_frozen_learns_with_a_plan(example: str, tmp_path: Path):
+    """An input or adapters train; in bf16 where the processor computes in it: elsewhere that takes minutes."""
+    folder = a_copy_of(example, tmp_path)
+    if example == "frozen_backbone":
+        run(folder, "pretrain.py")
     precision = Precision(kind="bf16") if inspect_device("cpu").bf16 else Precision()
     settings = Settings(precision=precision, layers=Layers(kind="exact"))
     (folder / "plan.yaml").write_text(Plan(settings=settings).to_yaml())
-    learns(folder, "adversarial_digits")
+    learns(folder, example)
 
 
 def learns(folder: Path, example: str) -> None:
@@ -98,6 +107,13 @@ def test_too_little_training_is_said(tmp_path: Path):
     done = python(a_copy_of("adversarial_digits", tmp_path), "train.py", "--epochs", "0")
     assert done.returncode == 1
     assert "70% or more was expected" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_backbone_that_is_not_there_is_told_with_the_command(tmp_path: Path):
+    done = python(a_copy_of("frozen_backbone", tmp_path), "train.py")
+    assert done.returncode == 1
+    assert "run `python pretrain.py` first" in done.stderr
 
 
 @pytest.mark.parametrize("example", TRAINING)
