@@ -95,6 +95,8 @@ def of_one_rank(plan: Plan, size: int | None = None) -> Plan:
             "settings.parallel.kind: fsdp is for autotune.apply and for scripts that call fully_shard; a framework "
             "shards in its own way, which was not measured. Use ddp."
         )
+    if (reason := settings.parallel.beyond_wrappers()) is not None:
+        raise PlanError(f"settings.{reason}")
     batch = settings.batch and settings.batch.share(settings.parallel.processes)
     alone = settings.model_copy(update={"batch": batch}).having(Parallel())
     return plan.model_copy(update={"settings": alone})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from ..errors import PlanError
-from .support.base import Effect, Program, Run, Stage, Technique
+from .support.base import Effect, Exactness, Program, Run, Stage, Technique
 from .support.facts import Facts, num_processors
 
 if TYPE_CHECKING:
@@ -47,6 +47,12 @@ class Parallel(Technique):
     effective: PositiveInt | None = Field(default=None, strict=True)
     """Samples in one optimizer step of all processes, where unlike devices have unequal shares of them: ``batch`` is
     then this process's own. Absent, ``batch`` is that of all."""
+    comm_hook: Literal["allreduce", "fp16_compress", "bf16_compress"] = "allreduce"
+    """How ``ddp`` exchanges gradients: as they are, or in half the bytes (torch's hooks of these names). gloo exchanges
+    no bf16."""
+    reshard: bool = True
+    """Whether ``fsdp`` frees a block's gathered parameters after its forward pass, and gathers them again for backward
+    (torch's ``reshard_after_forward``); without, they stay until backward."""
 
     @model_validator(mode="after")
     def _check_processes(self) -> Parallel:
@@ -62,6 +68,10 @@ class Parallel(Technique):
             )
         if self.effective is not None and self.kind == "none":
             raise ValueError("effective: one process has the whole batch. Leave it out, or use kind: ddp.")
+        if self.kind != "ddp" and self.comm_hook != "allreduce":
+            raise ValueError(f"comm_hook: kind {self.kind} has none. Leave it out, or use kind: ddp.")
+        if self.kind != "fsdp" and not self.reshard:
+            raise ValueError(f"reshard: kind {self.kind} gathers no parameters. Leave it out, or use kind: fsdp.")
         return self
 
     def describe(self, facts: Facts | None = None) -> str:
@@ -69,7 +79,9 @@ class Parallel(Technique):
         if self.kind == "none":
             return "one process"
         share = f", a share of {self.effective} samples" if self.effective else ""
-        return f"{self.kind} over {_counted(self.processes)}{share}"
+        hook = "" if self.comm_hook == "allreduce" else f", gradients exchanged in {self.comm_hook[:4]}"
+        kept = "" if self.reshard else ", gathered parameters kept until backward"
+        return f"{self.kind} over {_counted(self.processes)}{share}{hook}{kept}"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Parallel, ...]:
@@ -81,6 +93,10 @@ class Parallel(Technique):
         """The job's own."""
         return cls(kind=facts.shared_by, processes=facts.ranks)
 
+    def exactness(self, facts: Facts) -> Exactness:
+        """Half the bits of what is exchanged."""
+        return "exact" if self.comm_hook == "allreduce" else "rounding"
+
     def prior_gain(self) -> tuple[float, float]:
         """Nothing was measured: processes that share a CPU may gain or lose by it."""
         return (0.0, 0.0) if self.kind == "none" else (0.0, 0.3)
@@ -90,6 +106,8 @@ class Parallel(Technique):
         if self.processes > facts.num_devices:
             what = "devices" if facts.device.type == "cuda" else "processors"
             return f"{self.processes} processes take as many {what}, and a trial has {facts.num_devices} here"
+        if self.comm_hook == "bf16_compress" and facts.device.type != "cuda":
+            return "torch exchanges gradients in bf16 on CUDA only: use fp16_compress"
         if self.effective is not None:
             return "a trial has like devices: `autotune search --devices` shares a training out over unlike ones"
         if self.kind != "none" and facts.dataset_kind == "iterable" and facts.ranks == 1:
@@ -102,12 +120,21 @@ class Parallel(Technique):
 
     def beyond_script(self) -> str | None:
         """Like shares are the script's own to join."""
+        if (reason := self.beyond_wrappers()) is not None:
+            return reason
         if self.effective is None:
             return None
         return (
             "parallel: gradients of unequal shares are weighted by them, which the script's DistributedDataParallel "
             "does not do. Use autotune.apply in the script, or a plan of equal shares."
         )
+
+    def beyond_wrappers(self) -> str | None:
+        """What a model lacks that a script or a framework has wrapped, and what to do; None where it lacks nothing."""
+        if self.comm_hook == "allreduce" and self.reshard:
+            return None
+        name = "reshard" if self.reshard is False else "comm_hook"
+        return f"parallel: {name} is for autotune.apply, which wraps the model itself. Leave it out here."
 
     def conflicts(self, settings: Settings) -> str | None:
         """What would not be applied, or would be wrong, in several processes."""
@@ -177,14 +204,14 @@ class Parallel(Technique):
         if self.kind == "ddp":
             from .support.replica import Replica
 
-            return Replica(model)
+            return Replica(model, self.comm_hook)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         device = next(p.device.type for p in model.parameters())
         mesh = init_device_mesh(device, (self.processes,))
         for module in (*dict.fromkeys(blocks), model):
-            fully_shard(module, mesh=mesh)
+            fully_shard(module, mesh=mesh, reshard_after_forward=None if self.reshard else False)
         return model
 
     def other_size(self, found: int) -> str | None:

@@ -44,6 +44,11 @@ def check_can_halve(settings: Settings, model: nn.Module, num_ranks: int) -> Non
             f"halve_when_out_of_memory: {freed} steps parameters within the backward pass, which cannot be made again "
             "once memory has run out in it. Leave one of the two out."
         )
+    if settings.parallel.comm_hook != "allreduce":
+        raise PlanError(
+            "halve_when_out_of_memory: gradients are exchanged once the ranks' backward passes are made, as they are "
+            "and not by parallel's comm_hook. Leave one of the two out."
+        )
     waits = "fsdp" if settings.parallel.kind == "fsdp" else None
     if waits is None and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         waits = "SyncBatchNorm"

@@ -56,3 +56,6 @@ def test_a_plan_of_another_number_of_processes_is_refused():
     shards = PLAN.settings.model_copy(update={"parallel": Parallel(kind="fsdp", processes=2)})
     with pytest.raises(PlanError, match="a framework shards in its own way"):
         of_one_rank(PLAN.model_copy(update={"settings": shards}), 2)
+    half = PLAN.settings.having(Parallel(kind="ddp", processes=2, comm_hook="fp16_compress"))
+    with pytest.raises(PlanError, match=r"comm_hook is for .*, which wraps the model itself"):
+        of_one_rank(PLAN.model_copy(update={"settings": half}), 2)

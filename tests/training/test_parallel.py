@@ -32,8 +32,11 @@ from autotune.techniques.optimizer_step import OptimizerStep
 from autotune.techniques.parallel import Parallel
 from autotune.techniques.precision import Precision
 from autotune.testing.techniques import TechniqueContract
+from autotune.training.together import check_can_halve
 
 DDP, FSDP = Parallel(kind="ddp", processes=2), Parallel(kind="fsdp", processes=2)
+HALF = DDP.model_copy(update={"comm_hook": "fp16_compress"})
+KEPT = FSDP.model_copy(update={"reshard": False})
 BATCH = Batch(micro=4, accumulate=4)
 
 
@@ -110,6 +113,21 @@ def some_parameters(model: nn.Module) -> list[float]:
     state = model.state_dict()
     whole = (one.full_tensor() if hasattr(one, "full_tensor") else one for one in state.values())
     return [float(value) for one in whole for value in one.flatten()[:2]]
+
+
+def in_half(rank: int) -> dict[str, bool]:
+    """Whether the gradients of a step, once exchanged, are numbers that fp16 has."""
+    found = {}
+    for parallel in (DDP, HALF):
+        training = autotune.apply(Plan(settings=Settings(batch=BATCH, parallel=parallel)), task(), seed=5)
+        for batch in training.loader:
+            with training.forward_context():
+                loss = mean(training.model, batch)
+            if training.backward(loss):
+                break
+        gradients = [p.grad for p in training.model.parameters()]
+        found[parallel.comm_hook] = all(torch.equal(one, one.half().float()) for one in gradients)
+    return found
 
 
 def drawn(rank: int) -> dict[str, Any]:
@@ -205,6 +223,9 @@ def found_by(rank: int) -> dict[str, Any]:
     return {
         "ddp": {name: trained(rank, name, DDP) for name in CASES},
         "fsdp": {name: trained(rank, name, FSDP) for name in CASES},
+        "half": trained(rank, "plain", HALF),
+        "kept": trained(rank, "plain", KEPT),
+        "in half": in_half(rank),
         "drawn": drawn(rank),
         "in pieces": in_pieces(rank),
         "resumed": resumed(rank),
@@ -222,6 +243,21 @@ def test_two_processes_train_what_one_does(pair, name, kind):
     assert first == second
     assert len(first) == len(alone) == 9
     assert torch.allclose(torch.tensor(first), torch.tensor(alone), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_gradients_are_exchanged_in_half_the_bytes_where_a_plan_says_so(pair):
+    """fp16 has 11 bits: after nine steps losses and parameters are within their rounding, and not equal."""
+    assert all(one["in half"] == {"allreduce": False, "fp16_compress": True} for one in pair)
+    whole, half = (torch.tensor(one) for one in (pair[0]["ddp"]["plain"], pair[0]["half"]))
+    assert pair[0]["half"] == pair[1]["half"]
+    assert torch.allclose(whole, half, rtol=0.01, atol=2e-3)
+    assert not torch.equal(whole, half)
+
+
+@pytest.mark.slow
+def test_parameters_that_stay_gathered_train_the_same(pair):
+    assert pair[0]["kept"] == pair[1]["kept"] == pair[0]["fsdp"]["plain"]
 
 
 @pytest.mark.slow
@@ -293,6 +329,12 @@ def test_bad_numbers_of_processes_are_refused():
         Parallel(processes=2)
     with pytest.raises(ValueError, match="kind ddp takes 2 or more, but got 1"):
         Parallel(kind="ddp")
+    with pytest.raises(ValueError, match="comm_hook: kind fsdp has none"):
+        Parallel(kind="fsdp", processes=2, comm_hook="fp16_compress")
+    with pytest.raises(ValueError, match="reshard: kind ddp gathers no parameters"):
+        Parallel(kind="ddp", processes=2, reshard=False)
+    told = Parallel(kind="ddp", processes=2, comm_hook="bf16_compress").unavailable(facts(num_devices=2))
+    assert told == "torch exchanges gradients in bf16 on CUDA only: use fp16_compress"
     told = Parallel(kind="ddp", processes=3).unavailable(facts(num_devices=2))
     assert told == "3 processes take as many processors, and a trial has 2 here"
     assert DDP.unavailable(facts(num_devices=2)) is None
@@ -310,6 +352,11 @@ CONFLICTS = {
 @pytest.mark.parametrize("words", CONFLICTS)
 def test_what_does_not_go_together_is_said(words):
     assert words in str(Settings(**CONFLICTS[words]).conflict())
+
+
+def test_micro_batches_that_are_halved_exchange_gradients_as_they_are():
+    with pytest.raises(PlanError, match="not by parallel's comm_hook"):
+        check_can_halve(Settings(parallel=HALF), Net(), 2)
 
 
 def test_the_plan_shares_the_processors_out(monkeypatch):

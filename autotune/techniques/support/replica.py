@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import TaskError
@@ -14,13 +15,16 @@ class Replica(DistributedDataParallel):
     """Has the attributes and the ``state_dict`` of the module within. Its buckets are the gradients, not copies of
     them."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, comm_hook: str = "allreduce") -> None:
         """
         Args:
             module: on its device; every rank's gets the parameters of rank 0's.
+            comm_hook: how gradients are exchanged: ``allreduce``, or one of torch's hooks that compress them.
         """
         self._was_called = False
         super().__init__(module, gradient_as_bucket_view=True)
+        if comm_hook != "allreduce":
+            self.register_comm_hook(None, getattr(default_hooks, f"{comm_hook}_hook"))
 
     def __getattr__(self, name: str) -> Any:
         try:
