@@ -57,6 +57,12 @@ class Cluster:
         """Forget a database, whoever uses it."""
         self._command(f"DROP DATABASE {name} WITH (FORCE)")
 
+    def let_be_written(self, name: str, is_writable: bool) -> None:
+        """Whether connections that come from now on may write to a database; those that are there end where not."""
+        self._command(f"ALTER DATABASE {name} SET default_transaction_read_only = {'off' if is_writable else 'on'}")
+        if not is_writable:
+            self._command(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+
     def _command(self, command: str) -> None:
         import psycopg  # an extra
 

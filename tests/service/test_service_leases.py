@@ -9,12 +9,13 @@ import os
 import tarfile
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
 from postgresql import Cluster, missing
-from service_runs import LOCAL, OPTIONS, archive, bearer, serving, spec, until
+from service_runs import LOCAL, OPTIONS, archive, bearer, serving, spec, submit, until
 from sqlalchemy import inspect, update
 
 from autotune.errors import UserError
@@ -273,6 +274,34 @@ def test_what_only_postgresql_refuses_is_refused_before(tmp_path, postgresql):
         client.headers.update(headers)
         (search,) = client.get("/v1/searches").json()
         assert until(client, search["id"], *END_STATES)["message"] == r"a\0b"
+
+
+def test_a_postgresql_that_takes_no_writes_for_a_while_is_told_and_nothing_is_lost(tmp_path, postgresql):
+    """As after a failover to a copy: `/readyz` and what would be written say so, reads are answered; what runs goes on
+    to its end; connections that were opened meanwhile would be read-only for ever."""
+    url = postgresql.create("readonly")
+    with serving(tmp_path / "s", url=url) as (client, service):
+        runs = submit(client, trials=2, holds_at="reference")
+        folder = service.places.search(runs).path
+        while not (folder / "held").exists():
+            until(client, runs, "QUEUED", "LEASED", "RUNNING")
+        search = spec(client, trials=1)
+        postgresql.let_be_written("readonly", False)
+        for answer in (client.get("/readyz"), client.post("/v1/searches", json=search)):
+            assert (answer.status_code, "read-only" in answer.json()["detail"]) == (503, True), answer.text
+        with ExitStack() as stack:
+            for _ in range(8):
+                stack.enter_context(service.database.reading())
+        assert client.get(f"/v1/searches/{runs}").json()["state"] == "RUNNING"
+        postgresql.let_be_written("readonly", True)
+        ends = time.monotonic() + 60.0
+        while (ready := client.get("/readyz")).status_code != 200:
+            assert time.monotonic() < ends, ready.text
+        (folder / "go").touch()
+        answers = [client.post("/v1/searches", json=search) for _ in range(16)]
+        assert [each.status_code for each in answers[-8:]] == [201] * 8
+        found = [until(client, search_id, *END_STATES) for search_id in (runs, answers[-1].json()["id"])]
+        assert [(each["state"], each["attempt"]) for each in found] == [("SUCCEEDED", 1)] * 2
 
 
 def test_the_reason_to_wait_is_gone_once_it_runs(database):

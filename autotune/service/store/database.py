@@ -14,7 +14,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, ExceptionContext, Float, create_engine, event
+from sqlalchemy import Connection, Engine, ExceptionContext, Float, create_engine, event, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
@@ -50,8 +50,14 @@ def _postgresql_now(element: Any, compiler: Any, **options: Any) -> str:
     return "extract(epoch from clock_timestamp())::double precision"
 
 
+_READ_ONLY = "the database is read-only for the server, and nothing is written to it. Make it writable again"
+_READ_ONLY_STATE = "25006"
+"""PostgreSQL's code. Source: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
+
+
 class Unusable(SQLAlchemyError):
-    """SQLite's file was removed, replaced or made read-only under the running server; it says so in words."""
+    """The database was made read-only under the running server, or SQLite's file removed or replaced; it says so in
+    words."""
 
 
 class Database:
@@ -88,7 +94,7 @@ class Database:
             set_up(self.engine, foreign_keys="ON", busy_timeout=_BUSY_MS, cache_size=-_CACHE_KIB)
             event.listen(self.engine, "connect", _leave_transactions)
             event.listen(self.engine, "begin", _begin)
-            event.listen(self.engine, "handle_error", _let_go_of_read_only)
+        event.listen(self.engine, "handle_error", _let_go_of_read_only)
 
     @property
     def path(self) -> Path | None:
@@ -140,7 +146,7 @@ class Database:
                     )
                 _upgrade(config)
             self._file = self._identity()
-        except (DBAPIError, sqlite3.Error) as reason:
+        except (DBAPIError, Unusable, sqlite3.Error) as reason:
             raise UserError(
                 f"--database: it cannot be reached, or not written: {hidden(words_of(reason), self._url)}. Is the "
                 "server up, the folder writable, and the file a database?"
@@ -162,9 +168,20 @@ class Database:
         """
         self._check_identity()
         if self._file is not None and self.path is not None and not os.access(self.path, os.W_OK):
-            raise Unusable(
-                "the database's file is read-only for the server, and nothing is written to it. Make it writable again"
-            )
+            raise Unusable(_READ_ONLY)
+
+    def probe(self) -> None:
+        """Ask it, and see that it would take what is written.
+
+        Raises:
+            Unusable: it would not.
+        """
+        self.check()
+        with self.reading() as connection:
+            asked = text("SELECT 'off'" if self.is_sqlite else "SELECT current_setting('transaction_read_only')")
+            if connection.scalar(asked) == "on":
+                connection.invalidate()
+                raise Unusable(_READ_ONLY)
 
     def _check_identity(self) -> None:
         if self._file is not None and self._identity() != self._file:
@@ -212,7 +229,12 @@ def _begin(connection: Connection) -> None:
 
 
 def _let_go_of_read_only(context: ExceptionContext) -> None:
-    """A connection that was opened while the file was read-only is so for ever: they are opened anew."""
+    """A connection that was opened while the database was read-only is so for ever: they are opened anew."""
     reason = context.original_exception
-    if isinstance(reason, sqlite3.OperationalError) and reason.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
+    if isinstance(reason, sqlite3.OperationalError):
+        is_read_only = reason.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY
+    else:
+        is_read_only = getattr(reason, "sqlstate", None) == _READ_ONLY_STATE
+    if is_read_only:
         context.is_disconnect = True
+        raise Unusable(_READ_ONLY) from reason

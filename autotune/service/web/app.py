@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse
-from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...distribution import VERSION
@@ -92,9 +91,7 @@ def make_app(
     @app.get("/readyz", response_class=PlainTextResponse, responses=refusals(503))
     def is_ready() -> str:
         """Whether the database answers, and can be written, and searches are accepted."""
-        service.database.check()
-        with service.database.reading() as connection:
-            connection.execute(text("SELECT 1"))
+        service.database.probe()
         if not service.runner.is_alive():
             raise Problem(503, "no searches are taken: the server is starting, or ends.")
         if (shortage := service.places.shortage()) is not None:
