@@ -185,6 +185,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
     """Techniques know nothing of each other but the settings that one may conflict with: their order is apply's."""
     support = (f"techniques.support.{name}" for name in ("base", "lossy", "facts"))
     recomputed = "autotune.techniques.support.recomputed"
+    kept, saved, bits = (f"autotune.techniques.support.{name}" for name in ("kept_state", "saved_state", "few_bits"))
     below = ("internals.fake_tensors", "errors", "units")
     allowed = {f"autotune.{name}" for name in (*support, "techniques.Settings", *below)}
     for path in (PACKAGE / "techniques").rglob("[a-z]*.py"):
@@ -195,6 +196,10 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "low_rank": ["autotune.pruning"],
             "checkpointing": [recomputed],
             "compile": [recomputed],
+            "optimizer_state": [kept, saved],
+            "optimizer_step": [kept],
+            "kept_state": [saved, bits],
+            "saved_state": [bits],
             "parallel": ["autotune.techniques.support.replica"],
             "precision": ["autotune.techniques.support.tf32"],
         }
@@ -237,15 +242,17 @@ what a part wants to know of one is a fact that the technique declares."""
 
 @pytest.mark.medium
 def test_a_technique_is_named_in_its_own_room_alone():
-    """But for words that are also others'; ``batch`` is left out, which every job has."""
+    """But for words that are also others'; left out are ``batch``, which every job has, and ``optimizer_state``, which
+    is a kind of memory too."""
     from autotune.techniques import TECHNIQUES
 
+    others = {*TECHNIQUES} - {"batch", "optimizer_state"}
     named = Counter(
         (str(path.relative_to("autotune")), node.value)
         for path in SOURCES
         if path.parts[1] not in ("techniques", "testing")
         for node in ast.walk(ast.parse((ROOT / path).read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in {*TECHNIQUES} - {"batch"}
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in others
     )
     assert named == {where: count for where, (count, _) in NAMED_ELSEWHERE.items()}
 

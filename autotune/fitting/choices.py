@@ -11,7 +11,7 @@ from ..errors import SpaceError
 from ..estimates import Cheapest, CheapestOptions
 from ..plan import Budget
 from ..search_spaces import SearchSpace
-from ..techniques import TECHNIQUES, Facts, Settings, Technique
+from ..techniques import TECHNIQUES, Facts, Settings, Stage, Technique
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
 from ..units import MIB, ceil_mib, format_bytes, size
@@ -34,7 +34,7 @@ DEFAULT = tuple(name for name, one in TECHNIQUES.items() if one.trades_time and 
 
 
 def combinations_of(
-    techniques: Techniques | None, facts: Facts, *, may_free: bool, batch: Batch
+    techniques: Techniques | None, facts: Facts, *, may_free: bool, batch: Batch, has_optimizer: bool = True
 ) -> tuple[tuple[Settings, ...], bool]:
     """What is chosen from, the job as it stands first; and whether blocks are recomputed as it takes.
 
@@ -43,6 +43,7 @@ def combinations_of(
         facts: of the model and the device.
         may_free: whether gradients may be gone once backward has ended.
         batch: of the job.
+        has_optimizer: whether there is one to change.
 
     Raises:
         SpaceError: an unknown technique or value, or one that is not fit's to change.
@@ -58,9 +59,10 @@ def combinations_of(
     found = []
     for name, row in choices.items():
         exact = [one for one in row if one.exactness(facts) == "exact"]
-        if rows[name] == "auto" and len(exact) > 1:
+        if techniques is None or (rows[name] == "auto" and len(exact) > 1):
             row = tuple(exact)
-        found.append([one for one in row if may_free or not one.frees_gradients])
+        row = tuple(one for one in row if may_free or not one.frees_gradients)
+        found.append([one for one in row if has_optimizer or one.stage is not Stage.OPTIMIZER or one == type(one)()])
     blocks = choices.get(Checkpointing.name, ())
     others = [row for row in found if row and row[0].name != Checkpointing.name]
     together = (Settings(**{one.name: one for one in chosen}) for chosen in itertools.product(*others))

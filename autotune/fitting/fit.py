@@ -58,7 +58,8 @@ def fit(
         device: that is planned for; None is the model's.
         techniques: names of those to choose from, or choices of each as a search space has them: ``{"precision":
             [{"kind": "bf16"}]}``. None is recomputed blocks and memory-saving layers. ``"optimizer_step"`` adds the
-            optimizer's step within backward, for loops that neither clip, log nor accumulate gradients.
+            optimizer's step within backward, for loops that neither clip, log nor accumulate gradients;
+            ``"optimizer_state"`` its averages in fewer bits, which rounds them.
         accumulate: batches whose gradients the loop adds up before it steps the optimizer.
         max_grad_norm: what the loop clips the norm of all gradients at; None where it does not.
         precision: what the loop runs in today: bf16 and fp16 by autocast around forward and loss.
@@ -84,7 +85,9 @@ def fit(
     may_free = optimizer is not None and techniques is not None and this_rank().size == 1
     with undisturbed(), torch.enable_grad(), _left_alone(model):
         facts = job.facts(target, is_here, limit_bytes)
-        combinations, chooses_blocks = combinations_of(techniques, facts, may_free=may_free, batch=loop.batch)
+        combinations, chooses_blocks = combinations_of(
+            techniques, facts, may_free=may_free, batch=loop.batch, has_optimizer=optimizer is not None
+        )
         plain = Budget(limit=limit_bytes, device=target)
         options = CheapestOptions(
             **on_device(facts.device, bool(facts.conv_dims), facts.tries_kernels),

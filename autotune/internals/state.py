@@ -105,6 +105,7 @@ MARKS: dict[str, Held] = {
     "_autotune_compiled": Held("on a module that a plan compiles: what the user compiled stays", "the plan is undone"),
     "_autotune_dataset": Held("on a cache of ours that stands in a dataset's place, which has its names", "it is gone"),
     "_autotune_in_force": Held("on a LightningModule: fitting again changes nothing", "the module is gone"),
+    "_autotune_kept_state": Held("on an optimizer: in how many bits its state is kept", "the optimizer is gone"),
     "_autotune_low_rank": Held("on a model: the ranks chosen", "the model is gone"),
     "_autotune_own": Held("on an Accelerator: its methods before a plan", "the Accelerator is gone"),
     "_autotune_plan": Held("on a loader that goes to accelerator.prepare", "the loader is gone"),

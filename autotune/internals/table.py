@@ -91,6 +91,12 @@ FEATURES: tuple[Feature, ...] = (
     ),
     _of_techniques("steps in backward", "torch.optim.Optimizer.__init__:_optimizer_step_pre_hooks"),
     _of_techniques(
+        "optimizer state",
+        "torch.optim.Adam._init_group",
+        "torch.optim.SGD._init_group",
+        "torch.optim.SGD.step.__wrapped__",
+    ),
+    _of_techniques(
         "loader workers",
         "torch.utils.data.DataLoader.__init__:_iterator",
         f"{_WORKERS}.__init__:_index_queues",

@@ -21,6 +21,7 @@ from .layers import Layers
 from .low_rank import LowRank
 from .memory_format import MemoryFormat
 from .optimizer import Optimizer
+from .optimizer_state import OptimizerState
 from .optimizer_step import OptimizerStep
 from .parallel import Parallel
 from .precision import Kind, Precision
@@ -64,6 +65,7 @@ class Settings(BaseModel):
     parallel: Parallel = Parallel()
     data_loading: DataLoading = DataLoading()
     optimizer: Optimizer = Optimizer()
+    optimizer_state: OptimizerState = OptimizerState()
     optimizer_step: OptimizerStep = OptimizerStep()
     allocator: Allocator = Allocator()
 

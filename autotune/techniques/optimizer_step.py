@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -11,6 +10,7 @@ from ..errors import PlanError
 from ..units import MIB
 from .support.base import Effect, Stage, Technique
 from .support.facts import Facts
+from .support.kept_state import twin
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +107,7 @@ class OptimizerStep(Technique):
         if self.kind == "after_backward":
             return optimizer
         _check(optimizer, max_grad_norm)
-        alone = copy.copy(optimizer)  # of the same class; the user's hooks stay with the original
+        alone = twin(optimizer)
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if parameter.requires_grad:

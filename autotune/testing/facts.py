@@ -15,6 +15,7 @@ from ..techniques import Device, Facts
 from ..techniques.allocator import installed_allocators
 from ..techniques.checkpointing import find_blocks
 from ..techniques.optimizer import supported_implementations
+from ..techniques.optimizer_state import OptimizerState
 from ..training.fingerprint import fingerprint
 from ..units import MIB
 from .zoo import BATCH_SIZE, once_each
@@ -57,7 +58,7 @@ _CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv
 def facts_of(task: Task) -> Facts:
     """What a zoo's task is. Splits are permitted; a loader worker is taken to gain where there is collation."""
     model, dataset = task.build_model(), task.build_dataset()
-    modules = list(model.modules())
+    optimizer, modules = task.make_optimizer(model), list(model.modules())
     blocks = find_blocks(model)
     stream = isinstance(dataset, IterableDataset)
     samples = list(itertools.islice(dataset if stream else map(dataset.__getitem__, range(BATCH_SIZE)), BATCH_SIZE))
@@ -80,7 +81,9 @@ def facts_of(task: Task) -> Facts:
         "effective_batch": task.batch_size or 1,
         "split_error": measure_split(task, model, samples, torch.device("cpu")).error,
         "allow_split": True,
-        "optimizer_implementations": supported_implementations(task.make_optimizer(model)),
+        "optimizer": type(optimizer).__name__,
+        "optimizer_implementations": supported_implementations(optimizer),
+        **OptimizerState.facts_of(model, optimizer, "cpu"),
         "allocators": installed_allocators(),
     }
     return BARE.model_copy(update=known)

@@ -162,6 +162,8 @@ class Facts(_Frozen):
     """Of ``for_loop``, ``foreach``, ``fused``: what the class supports here."""
     optimizer_implementation: str | None = None
     """The one of them that the user's own takes; None where its groups differ."""
+    optimizer_states: int = 0
+    """Tensors of a parameter's size that it keeps for each parameter, as far as its class is known."""
     allocators: tuple[str, ...]
     """Of ``tcmalloc``, ``jemalloc``: what is installed where trials run."""
     no_compiler: str | None = None

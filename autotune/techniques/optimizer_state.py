@@ -1,0 +1,131 @@
+"""Optimizer state: what the optimizer keeps for each parameter, in fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ..errors import PlanError
+from ..units import MIB
+from .support.base import Effect, Exactness, Stage, Technique
+from .support.facts import Facts
+from .support.kept_state import kept_state_of
+from .support.saved_state import STORES
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from . import Settings
+
+_STATES: Mapping[str, Mapping[str, int]] = {
+    "Adam": {"betas": 2, "amsgrad": 1},
+    "AdamW": {"betas": 2, "amsgrad": 1},
+    "Adamax": {"betas": 2},
+    "NAdam": {"betas": 2},
+    "RAdam": {"betas": 2},
+    "RMSprop": {"alpha": 1, "momentum": 1},
+    "SGD": {"momentum": 1},
+}
+"""Of torch's classes that update each element by itself: tensors of a parameter's size, by the option that asks for
+them. Left out are those whose state is a sum, to which what a step adds soon rounds to nothing (Adagrad)."""
+_STATE_BYTES = 4
+"""Of an element in fp32."""
+_LEAST_BYTES = 32 * MIB
+"""A state that takes less is no reason to trace every combination once more."""
+
+
+class OptimizerState(Technique):
+    """In how many bits the optimizer keeps its averages between two steps; each step computes in full precision.
+
+    Source: Dettmers et al. 2021, arXiv:2110.02861
+    """
+
+    name: ClassVar[str] = "optimizer_state"
+    goes_by: ClassVar[str | None] = "optimizer state"
+    stage: ClassVar[Stage] = Stage.OPTIMIZER
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors"})
+    trades_time: ClassVar[bool] = True
+    purposes: ClassVar[Mapping[str, str]] = {
+        "bf16": "Keeps the optimizer's averages in bfloat16: half of their memory.",
+        "8bit": "Keeps the optimizer's averages as 8-bit codes in blocks of 256: a quarter of their memory.",
+    }
+
+    kind: Literal["default", "bf16", "8bit"] = "default"
+    """``default`` is as the optimizer's class has it; the others keep the state of larger parameters in fewer bits."""
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """``optimizer state in 8 bits``."""
+        return f"optimizer state in {self.kind.replace('bit', ' bits')}"
+
+    @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """How much state there is."""
+        return {"optimizer_states": _num_states(optimizer)}
+
+    @classmethod
+    def choices(cls, facts: Facts) -> tuple[OptimizerState, ...]:
+        """Fewer bits where the optimizer's class is known, and its state is worth it."""
+        is_worth = facts.num_trainable * facts.optimizer_states * _STATE_BYTES >= _LEAST_BYTES
+        others = (cls(kind="8bit"), cls(kind="bf16")) if is_worth else ()
+        return (cls(), *(one for one in others if one.unavailable(facts) is None))
+
+    def exactness(self, facts: Facts) -> Exactness:
+        """Averages are rounded."""
+        return "exact" if self.kind == "default" else "rounding"
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """It takes a class that updates each element by itself, and whole parameters."""
+        if self.kind == "default":
+            return None
+        if facts.shared_by == "fsdp":
+            return _OF_SHARDS
+        if facts.optimizer not in _STATES:
+            return f"{facts.optimizer} is not known to update each element by itself from averages"
+        return None if facts.optimizer_states else f"{facts.optimizer} as it stands keeps no state"
+
+    def conflicts(self, settings: Settings) -> str | None:
+        """Each process has a part of each parameter."""
+        is_sharded = self.kind != "default" and settings.parallel.kind == "fsdp"
+        return f"{_OF_SHARDS}: use ddp" if is_sharded else None
+
+    def on_optimizer(
+        self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
+    ) -> torch.optim.Optimizer:
+        """Keep its state so from now on. The default takes off what an earlier plan put on, and lets it load what was
+        saved with one.
+
+        Raises:
+            PlanError: it is none of the classes that update each element by itself.
+        """
+        kept = kept_state_of(optimizer)
+        if self.kind != "default" and (reason := next(_obstacles(optimizer), None)) is not None:
+            raise PlanError(f"settings.optimizer_state.kind: {self.kind}: {reason}. Use kind: default.")
+        if kept is not None:
+            kept.use(optimizer, STORES.get(self.kind))
+        return optimizer
+
+
+_OF_SHARDS = "fsdp shares out each parameter and its state, which fewer bits were not tried with"
+
+
+def _num_states(optimizer: torch.optim.Optimizer) -> int:
+    rows = _STATES.get(type(optimizer).__name__, {})
+    return max((sum(rows[name] for name in rows if group.get(name)) for group in optimizer.param_groups), default=0)
+
+
+def _obstacles(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    import torch
+
+    name = type(optimizer).__name__
+    if name not in _STATES or type(optimizer) is not getattr(torch.optim, name, None):
+        yield f"it takes {', '.join(_STATES)} of torch's own, which update each element by itself, but got {name}"
+    elif not _num_states(optimizer):
+        yield f"{name} as it stands keeps no state"
+    groups = optimizer.param_groups
+    if any(group.get("centered") for group in groups):
+        yield "a centered RMSprop takes the root of a difference, which rounding may make negative"
+    if any(group.get("differentiable") for group in groups):
+        yield "the optimizer is differentiable, and its state is not kept in full"
+    if any(hasattr(parameter, "device_mesh") for group in groups for parameter in group["params"]):
+        yield _OF_SHARDS

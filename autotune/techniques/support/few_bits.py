@@ -1,0 +1,116 @@
+"""Numbers of an optimizer's state in fewer bits: as bfloat16, or as codes in blocks with a scale each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Fields = dict[str, "Tensor"]
+"""What holds one tensor of state, by the names of its store."""
+_BLOCK = 256
+"""Numbers that share a scale."""
+_HALF, _TOP = 127, 255
+"""Codes of the largest numbers: on either side of 0, and above it."""
+
+
+class Store(Protocol):
+    """How the numbers of one tensor of state are kept."""
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """Names of what holds them, and their dtypes; the first name is no other store's."""
+
+    def empty(self, like: Tensor) -> Fields:
+        """Room for as many numbers as a parameter has."""
+
+    def read(self, fields: Fields, start: int, end: int, signed: bool) -> Tensor:
+        """The numbers from one place to another, in fp32; ``start`` is a multiple of every block's size."""
+
+    def write(self, fields: Fields, start: int, values: Tensor, signed: bool, noise: Tensor) -> None:
+        """Keep numbers from a place on.
+
+        Args:
+            fields: as ``empty`` made them.
+            start: a multiple of every block's size.
+            values: in fp32, flat.
+            signed: whether some may be below 0. What cannot be is an average over many steps: a change at each that is
+                less than half a step of the code would be lost for ever if it was rounded to the nearest.
+            noise: in [0, 1), one for each number, by which those are rounded up or down.
+        """
+
+
+class BFloat16:
+    """As bfloat16."""
+
+    fields: ClassVar[Mapping[str, str]] = {"bfloat16": "bfloat16"}
+
+    def empty(self, like: Tensor) -> Fields:
+        """2 bytes for each."""
+        import torch
+
+        return {"bfloat16": torch.empty(like.numel(), dtype=torch.bfloat16, device=like.device)}
+
+    def read(self, fields: Fields, start: int, end: int, signed: bool) -> Tensor:
+        """Without an error."""
+        return fields["bfloat16"][start:end].float()
+
+    def write(self, fields: Fields, start: int, values: Tensor, signed: bool, noise: Tensor) -> None:
+        """To the nearest, or by the noise."""
+        import torch
+
+        if not signed:
+            bits = values.view(torch.int32) + noise.mul(2**16).to(torch.int32)
+            values = bits.bitwise_and_(-(2**16)).view(torch.float32)
+        fields["bfloat16"][start : start + values.numel()].copy_(values)
+
+
+class Codes:
+    """As a byte for each, which says what share the number is of the largest of its block: of its square root, or of
+    its fourth root if none is below 0. So small numbers keep more digits, and what is divided by is never 0.
+
+    Source: Dettmers et al. 2021, arXiv:2110.02861, for blocks
+    """
+
+    fields: ClassVar[Mapping[str, str]] = {"codes8": "uint8", "scales": "float32"}
+
+    def empty(self, like: Tensor) -> Fields:
+        """A byte for each, in whole blocks, and 4 for each block."""
+        import torch
+
+        num_blocks = -(-like.numel() // _BLOCK)
+        return {
+            "codes8": torch.empty(num_blocks * _BLOCK, dtype=torch.uint8, device=like.device),
+            "scales": torch.empty(num_blocks, device=like.device),
+        }
+
+    def read(self, fields: Fields, start: int, end: int, signed: bool) -> Tensor:
+        """What the codes stand for."""
+        first, last = start // _BLOCK, -(-end // _BLOCK)
+        share = fields["codes8"][first * _BLOCK : last * _BLOCK].view(-1, _BLOCK).float()
+        if signed:
+            share.sub_(_HALF).div_(_HALF)
+            share.mul_(share.abs())
+        else:
+            share.div_(_TOP).square_().square_()
+        return share.mul_(fields["scales"][first:last, None]).view(-1)[: end - start]
+
+    def write(self, fields: Fields, start: int, values: Tensor, signed: bool, noise: Tensor) -> None:
+        """To the nearest code, or by the noise."""
+        import torch
+
+        missing = -values.numel() % _BLOCK
+        if missing:
+            values, noise = (torch.nn.functional.pad(one, (0, missing)) for one in (values, noise))
+        blocks = values.view(-1, _BLOCK)
+        scales = blocks.abs().amax(1, keepdim=True)
+        share = blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)
+        if signed:
+            codes = share.abs().sqrt_().copysign_(share).mul_(_HALF).add_(_HALF).round_()
+        else:
+            codes = share.sqrt_().sqrt_().mul_(_TOP).add_(noise.view_as(share)).clamp_(1, _TOP)
+        first = start // _BLOCK
+        fields["codes8"][start : start + values.numel()].copy_(codes.view(-1))
+        fields["scales"][first : first + scales.numel()].copy_(scales.view(-1))

@@ -1,0 +1,96 @@
+"""What a state dict has of an optimizer's state that is kept in fewer bits, and its numbers in full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from .few_bits import BFloat16, Codes, Fields, Store
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STORES: Mapping[str, Store] = {"bf16": BFloat16(), "8bit": Codes()}
+"""By the kind of ``optimizer_state``."""
+PIECE = 2**20
+"""Elements of a parameter that are had in full at once: a multiple of every block's size."""
+_ORDER = "strides"
+"""Beside the fields: the order in memory of the parameter's elements, in which they are."""
+_NOT_NEGATIVE = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg")
+"""Names of averages and maxima of squares or magnitudes."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One tensor of a parameter's state: as a store keeps it, or as it is."""
+
+    name: str
+    """Of the tensor."""
+    fields: Fields
+    """By the store's names."""
+    store: Store | None = None
+    """None where it is the tensor itself."""
+    strides: tuple[int, ...] = ()
+    """Of the parameter, in whose order in memory a store has its elements."""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether a number may be below 0."""
+        return self.name not in _NOT_NEGATIVE
+
+    def full(self, parameter: Tensor) -> Tensor:
+        """All its numbers, in the dtype and the order of its parameter."""
+        import torch
+
+        made = torch.empty_like(parameter)
+        if self.store is None:
+            return made.copy_(self.fields[self.name])
+        numbers = torch.empty(parameter.numel(), device=parameter.device)
+        here = self.on(parameter)
+        for start in range(0, numbers.numel(), PIECE):
+            numbers[start : start + PIECE] = here.read(start, min(start + PIECE, numbers.numel()))
+        return made.copy_(numbers.as_strided(parameter.shape, self.strides))
+
+    def on(self, parameter: Tensor) -> Saved:
+        """The same where its parameter is."""
+        return replace(self, fields={name: field.to(parameter.device) for name, field in self.fields.items()})
+
+    def read(self, start: int, end: int) -> Tensor:
+        """The numbers from one place to another, in fp32."""
+        assert self.store is not None, "the caller sees to it"
+        return self.store.read(self.fields, start, end, self.is_signed)
+
+    def write(self, start: int, values: Tensor, noise: Tensor) -> None:
+        """Keep numbers from a place on, rounded by noise."""
+        assert self.store is not None, "the caller sees to it"
+        self.store.write(self.fields, start, values.float(), self.is_signed, noise)
+
+
+def empty(name: str, store: Store, parameter: Tensor) -> Saved:
+    """Room for one tensor of a parameter's state."""
+    return Saved(name, store.empty(parameter), store, parameter.stride())
+
+
+def split(row: Mapping[str, Any]) -> tuple[dict[str, Saved], dict[str, Any]]:
+    """A parameter's state as :func:`joined` made it: what a store keeps, by name, and the rest."""
+    import torch
+
+    others, found = dict(row), {}
+    strides = tuple(others.pop(_ORDER, ()))
+    for key in row:
+        name, _, mark = key.rpartition(".") if isinstance(key, str) else ("", "", "")
+        store = next((store for store in STORES.values() if mark == next(iter(store.fields))), None)
+        if store is not None:  # loaded before a plan was applied, they have the parameter's dtype
+            fields = {one: others.pop(f"{name}.{one}").to(getattr(torch, dtype)) for one, dtype in store.fields.items()}
+            found[name] = Saved(name, fields, store, strides)
+    return found, others
+
+
+def joined(kept: Mapping[str, Saved], others: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's state as a flat dict of tensors and numbers, as state dicts have it."""
+    row = dict(others)
+    for name, one in kept.items():
+        row |= {f"{name}.{field}": value for field, value in one.fields.items()}
+        row[_ORDER] = one.strides
+    return row

@@ -1,0 +1,292 @@
+"""``optimizer_state``: its contract, what is kept of a state, and state dicts that go from kind to kind."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+
+import pytest
+import torch
+from line_task import line, training_of
+from search_tables import facts
+from torch import nn
+
+import autotune
+from autotune.errors import PlanError
+from autotune.estimates.memory_model import fit_memory_model
+from autotune.estimates.tracing.real_step import fit_probed_model
+from autotune.plan import Plan
+from autotune.techniques import Settings, optimizer_state
+from autotune.techniques.optimizer_state import OptimizerState
+from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.support import kept_state
+from autotune.techniques.support.saved_state import STORES, empty
+from autotune.testing.techniques import TechniqueContract
+
+KINDS = tuple(OptimizerState(kind=kind) for kind in ("8bit", "bf16"))
+SIZE = 2**13
+pytestmark = pytest.mark.usefixtures("one_thread_only")
+
+
+@pytest.fixture(autouse=True)
+def _pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each parameter is updated in several."""
+    monkeypatch.setattr(kept_state, "PIECE", 2**12)
+
+
+class TestOptimizerState(TechniqueContract):
+    technique = OptimizerState
+    lacking = KINDS
+
+    @pytest.fixture(autouse=True)
+    def _every_parameter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The zoo's are small."""
+        monkeypatch.setattr(optimizer_state, "_LEAST_BYTES", 0)
+        monkeypatch.setattr(kept_state, "LEAST", 1)
+        monkeypatch.setattr(kept_state, "PIECE", 256)
+
+
+def plan(kind: str, **others) -> Plan:
+    return Plan(settings=Settings(optimizer_state=OptimizerState(kind=kind), **others))
+
+
+BUILDS = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1),
+    "AdamW with amsgrad, foreach": lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True, foreach=True),
+    "fused Adam": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+    "Adamax": torch.optim.Adamax,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.1),
+    "two groups": lambda p: torch.optim.AdamW([{"params": p[:1], "lr": 0.3}, {"params": p[1:], "weight_decay": 0.0}]),
+}
+
+
+def weights() -> list[nn.Parameter]:
+    """One in channels_last, one of no whole number of blocks, one too small to be kept otherwise."""
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn((32, 32, 3, 3), generator=generator).to(memory_format=torch.channels_last)
+    return [nn.Parameter(one) for one in (image, torch.randn(SIZE + 3, generator=generator), torch.ones(5))]
+
+
+def train(parameters, optimizer, steps: int, scheduler=None, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        sum((p - p.detach().roll(1) * 0.5).square().sum() * (1 + step % 2) for p in parameters).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def trained(build, settings: Settings, steps: int = 8):
+    """With a learning rate that falls at each step, by a scheduler that was there before the plan."""
+    parameters = weights()
+    optimizer = build(parameters)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    assert autotune.apply_to_optimizer(Plan(settings=settings), optimizer) is optimizer
+    train(parameters, optimizer, steps, scheduler)
+    return parameters, optimizer
+
+
+def off(ours, theirs) -> float:
+    """Relative difference of what was moved."""
+    pairs = [(a - start, b - start) for a, b, start in zip(ours, theirs, weights(), strict=True)]
+    difference = sum((a - b).square().sum() for a, b in pairs)
+    return float((difference / sum(b.square().sum() for _, b in pairs)).sqrt().detach())
+
+
+@pytest.mark.parametrize(("kind", "most"), [("bf16", 0.004), ("8bit", 0.02)])
+@pytest.mark.parametrize("name", BUILDS)
+def test_every_class_moves_as_it_does_with_its_state_in_full(name, kind, most):
+    """A learning rate that is scheduled, groups, kernels and the options of a class are the optimizer's own."""
+    ours, optimizer = trained(BUILDS[name], plan(kind).settings)
+    theirs, stock = trained(BUILDS[name], Settings())
+    assert 0 < off(ours, theirs) < most
+    assert torch.equal(ours[2], theirs[2])
+    assert optimizer.state_dict()["param_groups"] == stock.state_dict()["param_groups"]
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_step_in_backward_is_the_same_to_the_bit(name):
+    ours, mine = trained(BUILDS[name], plan("8bit", optimizer_step=OptimizerStep(kind="in_backward")).settings)
+    theirs, other = trained(BUILDS[name], plan("8bit").settings)
+    assert all(map(torch.equal, ours, theirs))
+    for number, row in mine.state_dict()["state"].items():
+        for key, value in row.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(other.state_dict()["state"][number][key])), key
+
+
+@pytest.mark.parametrize(("kind", "num_bytes"), [("bf16", 2), ("8bit", 1 + 4 / 256)])
+def test_what_is_kept_takes_as_many_bytes(kind, num_bytes):
+    """Of each element of the two averages; codes are there of whole blocks."""
+    (image, odd, small), optimizer = trained(torch.optim.AdamW, plan(kind).settings, 1)
+    for parameter, num in ((image, image.numel()), (odd, SIZE + {"bf16": 3, "8bit": 256}[kind])):
+        tensors = [one for one in optimizer.state[parameter].values() if isinstance(one, torch.Tensor) and one.dim()]
+        assert sum(one.nbytes for one in tensors) == 2 * num * num_bytes
+    assert {one.dtype for one in optimizer.state[small].values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("then", ["default", "bf16", "8bit"])
+@pytest.mark.parametrize("before", ["default", "bf16", "8bit"])
+def test_a_state_dict_goes_from_kind_to_kind(before, then):
+    """Through a file that is read by weights alone; to the same kind to the bit."""
+    parameters, optimizer = trained(BUILDS["AdamW"], plan(before).settings)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    ours = [nn.Parameter(p.detach().clone()) for p in parameters]
+    other = autotune.apply_to_optimizer(plan(then), BUILDS["AdamW"](ours))
+    other.load_state_dict(torch.load(file, weights_only=True))
+    train(parameters, optimizer, 3)
+    train(ours, other, 3)
+    if before == then:
+        assert all(map(torch.equal, ours, parameters))
+    names = {*other.state[ours[0]]}
+    assert names == {*trained(BUILDS["AdamW"], plan(then).settings, 1)[1].state_dict()["state"][0]}
+    assert off(ours, parameters) < 0.01
+
+
+def test_state_of_another_memory_format_keeps_its_elements():
+    """Codes are in the order of the elements in memory, which is another here."""
+    parameters, optimizer = trained(BUILDS["AdamW"], plan("8bit").settings)
+    ours = [nn.Parameter(p.detach().clone(memory_format=torch.contiguous_format)) for p in parameters]
+    other = autotune.apply_to_optimizer(plan("8bit"), BUILDS["AdamW"](ours))
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(parameters, optimizer, 3)
+    train(ours, other, 3)
+    assert ours[0].stride() != parameters[0].stride()
+    assert off(ours, parameters) < 0.01
+
+
+def test_what_was_loaded_before_a_plan_is_gone_on_with():
+    """A script loads its checkpoint, and then the plan comes to its optimizer."""
+    parameters, optimizer = trained(BUILDS["AdamW"], plan("8bit").settings)
+    ours = [nn.Parameter(p.detach().clone()) for p in parameters]
+    other = BUILDS["AdamW"](ours)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    autotune.apply_to_optimizer(plan("8bit"), other)
+    train(parameters, optimizer, 3)
+    train(ours, other, 3)
+    assert all(map(torch.equal, ours, parameters))
+
+
+def test_a_second_plan_takes_the_state_with_it():
+    """From 8 bits to the class's own, which then trains as if nothing had been there."""
+    parameters, optimizer = trained(BUILDS["AdamW"], plan("8bit").settings)
+    ours = [nn.Parameter(p.detach().clone()) for p in parameters]
+    other = BUILDS["AdamW"](ours)
+    autotune.apply_to_optimizer(Plan(settings=Settings()), optimizer)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert {*optimizer.state[parameters[0]]} == {"step", "exp_avg", "exp_avg_sq"}
+    train(parameters, optimizer, 3)
+    train(ours, other, 3)
+    assert all(map(torch.equal, ours, parameters))
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_an_average_falls_as_slowly_as_it_is_told(kind):
+    """By a thousandth at each of 2,000 steps, which is less than half a step of any code; it is never 0."""
+    store, like = STORES[kind], nn.Parameter(torch.zeros(4096))
+    kept, saved = kept_state.KeptState(torch.optim.SGD([like])), empty("exp_avg_sq", store, like)
+    values = torch.linspace(1e-6, 1.0, 4096)
+    saved.write(0, values, kept._noise_of(0, values))
+    for step in range(2000):
+        now = saved.read(0, 4096) * 0.999
+        saved.write(0, now, kept._noise_of(step, now))
+    found = saved.read(0, 4096)
+    assert found.mean() / values.mean() == pytest.approx(0.999**2000, rel=0.1)
+    assert found.min() > 0
+
+
+def test_a_loss_scaler_skips_its_step():
+    """A fused kernel that is told of an infinite gradient leaves weights and averages as they are."""
+    parameters = weights()
+    optimizer = autotune.apply_to_optimizer(plan("8bit"), BUILDS["fused Adam"](parameters))
+    train(parameters, optimizer, 2)
+    before = [p.detach().clone() for p in parameters]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(sum(p.sum() for p in parameters) * float("inf")).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(map(torch.equal, parameters, before))
+    scaler.scale(sum(p.sum() for p in parameters)).backward()
+    optimizer.zero_grad()
+
+
+def test_hooks_of_the_user_are_called_once_a_step():
+    """Before it, with all gradients as they are; after it; and with a closure."""
+    parameters, seen = weights(), []
+    optimizer = autotune.apply_to_optimizer(plan("8bit"), BUILDS["AdamW"](parameters))
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    start = parameters[1].detach().clone()
+
+    def closure():
+        seen.append("closure")
+        loss = sum(p.square().sum() for p in parameters)
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) == sum(p.square().sum() for p in weights())
+    assert seen == ["before", "closure", "after"]
+    assert not torch.equal(parameters[1], start)
+
+
+def test_what_it_is_not_for_is_refused():
+    """Another class, one without state, a difference under a root, a class of one's own."""
+
+    class Mine(torch.optim.AdamW):
+        pass
+
+    (weight,) = weights()[1:2]
+    for optimizer, reason in (
+        (torch.optim.Adafactor([weight]), "but got Adafactor"),
+        (torch.optim.SGD([weight]), "SGD as it stands keeps no state"),
+        (torch.optim.RMSprop([weight], centered=True), "centered"),
+        (Mine([weight]), "but got Mine"),
+    ):
+        with pytest.raises(PlanError, match=f"optimizer_state.kind: 8bit: .*{reason}.* Use kind: default"):
+            autotune.apply_to_optimizer(plan("8bit"), optimizer)
+    with pytest.raises(PlanError, match="fsdp shares out"):
+        Plan.from_yaml(
+            "schema: autotune/plan@1\nsettings: {optimizer_state: {kind: 8bit}, parallel: {kind: fsdp, processes: 2}}\n"
+        )
+
+
+def test_it_is_offered_where_there_is_state_of_32_mib():
+    enough = {"num_trainable": 2**22, "optimizer_states": 2}
+    assert OptimizerState.choices(facts(**enough)) == (OptimizerState(), *KINDS)
+    for changed in ({"optimizer": "LBFGS"}, {"optimizer_states": 1}, {"shared_by": "fsdp"}):
+        assert OptimizerState.choices(facts(**enough | changed)) == (OptimizerState(),)
+
+
+@pytest.mark.parametrize(("kind", "state"), [("default", 8), ("bf16", 4), ("8bit", 2)])
+def test_the_memory_model_knows_what_is_kept(kind, state):
+    """Eight weights of 256 KiB: their own bytes, the gradients', and the state's; as real steps take it."""
+    samples = [torch.ones(256)] * 64
+    task = dataclasses.replace(
+        line(samples, batch_size=8, build_optimizer=torch.optim.AdamW),
+        build_model=lambda: nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(8))),
+    )
+    traced = fit_memory_model(plan(kind), task).peak_bytes(8) / 2**16
+    assert 8 * (8 + state) <= traced < 8 * (8 + state) + 50
+    assert fit_probed_model(plan(kind), task).peak_bytes(8) / 2**16 == pytest.approx(traced, rel=0.01)
+
+
+def test_a_training_is_resumed_to_the_bit():
+    """Its state in the middle of an epoch, in a fresh training."""
+    task = dataclasses.replace(
+        line([torch.ones(64)] * 16, batch_size=4, build_optimizer=torch.optim.AdamW),
+        build_model=lambda: nn.Linear(64, 128),
+    )
+    first, second = (training_of(task, optimizer_state=OptimizerState(kind="8bit")) for _ in range(2))
+    batches = iter(first.loader)
+    first.step(next(batches))
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for batch in batches:
+        first.step(batch)
+    for batch in second.loader:
+        second.step(batch)
+    assert torch.equal(first.model.weight, second.model.weight)
