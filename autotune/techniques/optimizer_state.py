@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
@@ -69,6 +69,11 @@ class OptimizerState(Technique):
         is_worth = facts.num_trainable * facts.optimizer_states * _STATE_BYTES >= _LEAST_BYTES
         others = (cls(kind="8bit"), cls(kind="bf16")) if is_worth else ()
         return (cls(), *(one for one in others if one.unavailable(facts) is None))
+
+    @classmethod
+    def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
+        """Without bfloat16, which lies between."""
+        return tuple(one for one in choices if one != cls(kind="bf16"))
 
     def exactness(self, facts: Facts) -> Exactness:
         """Averages are rounded."""

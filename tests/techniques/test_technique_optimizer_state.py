@@ -258,6 +258,7 @@ def test_what_it_is_not_for_is_refused():
 def test_it_is_offered_where_there_is_state_of_32_mib():
     enough = {"num_trainable": 2**22, "optimizer_states": 2}
     assert OptimizerState.choices(facts(**enough)) == (OptimizerState(), *KINDS)
+    assert OptimizerState.extremes((OptimizerState(), *KINDS)) == (OptimizerState(), OptimizerState(kind="8bit"))
     for changed in ({"optimizer": "LBFGS"}, {"optimizer_states": 1}, {"shared_by": "fsdp"}):
         assert OptimizerState.choices(facts(**enough | changed)) == (OptimizerState(),)
 

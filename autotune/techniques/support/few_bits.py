@@ -89,13 +89,14 @@ class Codes:
     def read(self, fields: Fields, start: int, end: int, signed: bool) -> Tensor:
         """What the codes stand for."""
         first, last = start // _BLOCK, -(-end // _BLOCK)
-        share = fields["codes8"][first * _BLOCK : last * _BLOCK].view(-1, _BLOCK).float()
+        codes = fields["codes8"][first * _BLOCK : last * _BLOCK].view(-1, _BLOCK).float()
+        scales = fields["scales"][first:last, None]
         if signed:
-            share.sub_(_HALF).div_(_HALF)
-            share.mul_(share.abs())
+            codes.sub_(_HALF)
+            values = codes.mul_(codes.abs()).mul_(scales / _HALF**2)
         else:
-            share.div_(_TOP).square_().square_()
-        return share.mul_(fields["scales"][first:last, None]).view(-1)[: end - start]
+            values = codes.mul_(1 / _TOP).square_().square_().mul_(scales)
+        return values.view(-1)[: end - start]
 
     def write(self, fields: Fields, start: int, values: Tensor, signed: bool, noise: Tensor) -> None:
         """To the nearest code, or by the noise."""
@@ -106,11 +107,12 @@ class Codes:
             values, noise = (torch.nn.functional.pad(one, (0, missing)) for one in (values, noise))
         blocks = values.view(-1, _BLOCK)
         scales = blocks.abs().amax(1, keepdim=True)
-        share = blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)
+        unit = scales.clamp_min(torch.finfo(torch.float32).tiny)
         if signed:
-            codes = share.abs().sqrt_().copysign_(share).mul_(_HALF).add_(_HALF).round_()
+            codes = blocks.abs().sqrt_().mul_(unit.rsqrt().mul_(_HALF)).copysign_(blocks).add_(_HALF + 0.5)
         else:
-            codes = share.sqrt_().sqrt_().mul_(_TOP).add_(noise.view_as(share)).clamp_(1, _TOP)
+            roots = blocks.sqrt().sqrt_().mul_(unit.pow(-0.25).mul_(_TOP))
+            codes = roots.add_(noise.view_as(blocks)).clamp_(1, _TOP)
         first = start // _BLOCK
         fields["codes8"][start : start + values.numel()].copy_(codes.view(-1))
         fields["scales"][first : first + scales.numel()].copy_(scales.view(-1))
