@@ -62,6 +62,11 @@ def rows_of(batch: Any, num_samples: int, rows: slice) -> Any:
     return _rebuilt(batch, lambda value: rows_of(value, num_samples, rows))
 
 
+def mapped(batch: Any, each: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A nested batch with each of its tensors changed, in the order of :func:`tensors_in`."""
+    return each(batch) if isinstance(batch, torch.Tensor) else _rebuilt(batch, lambda value: mapped(value, each))
+
+
 def _rebuilt(batch: Any, each: Callable[[Any], Any]) -> Any:
     """A container with each of its values changed; anything else as it is."""
     if isinstance(batch, Mapping):

@@ -15,7 +15,7 @@ from .errors import PlanError
 from .files import read_text, replacing, write_text
 from .plain_yaml import dump_yaml, explain, read_yaml
 from .techniques import Exactness, Settings
-from .techniques.support.facts import Identity, InTf32
+from .techniques.support.facts import Identity, InTf32, Longest
 from .units import Bytes, Percent, Ratio
 
 _Whole = Annotated[int, Field(ge=0, lt=2**63)]
@@ -114,6 +114,8 @@ class Peak(_Section):
     """CPU: the largest sum of live tensors, as predicted: what counts on a card."""
     largest_of: Annotated[_Whole, Field(gt=0)] | None = None
     """Batch shapes vary: the peak is that of the largest of so many batches."""
+    longest: Longest | None = None
+    """Batch shapes vary: the peak is that of the largest batch that samples can make, by their lengths."""
 
 
 class Evidence(_Section):

@@ -270,6 +270,7 @@ def test_optuna_and_ray_have_their_homes(library, homes):
 
 CAUGHT = {
     "batch/run.py": "a bug in one job stops no other, and is its state",
+    "data/lengths.py": "a user's length: a TaskError that names it; what collates to nothing alone has none",
     "data/sameness.py": "a user's dataset that cannot be read alone, or compared, is not cached: told where asked for",
     "estimates/tracing/fake_step.py": "over fake tensors: memory is found by real steps, with the reason",
     "fitting/job.py": "a user's model that does not take its batch: a TaskError that says so",
@@ -278,6 +279,7 @@ CAUGHT = {
     "layers/sites.py": "over fake tensors: the structure decides, with a warning",
     "measure/checks/refused.py": "a change that the user's model raises with is left out, with the reason",
     "measure/checks/quality.py": "a user's evaluate: a TaskError that names it",
+    "measure/lengths.py": "a model that cannot take longer samples than were read: they are a stated risk",
     "measure/cuts/judge.py": "a user's model that is cut: that candidate ends, with the reason",
     "measure/cuts/scan.py": "a user's model that is cut: its loss is infinite",
     "measure/timing/loading.py": "a user's dataset that cannot be read in a worker is loaded without: a note",

@@ -12,7 +12,7 @@ from ..errors import StudyError
 from ..estimates import Calibration, CheapestOptions, EstimateOptions, Interval, PredictOptions
 from ..estimates.cards import on_device
 from ..results import WhatToEstimate
-from ..searches.requests import LARGEST_OF, failure
+from ..searches.requests import failure, largest_of
 from ..searches.store.read_study import Stored, finished
 from ..searches.store.storage import default_url
 from ..searches.store.url import masked
@@ -61,7 +61,7 @@ def calibrate(
     asked = PredictOptions(
         settings=tuple(settings for settings, _ in alone),
         **on_device(facts.device, bool(facts.conv_dims), facts.tries_kernels),
-        largest_of=LARGEST_OF if facts.shapes_vary else None,
+        largest_of=largest_of(facts),
         model_bytes=4 * facts.num_parameters,
         most_s=_MOST_CALIBRATING_S,
     )

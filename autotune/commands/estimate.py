@@ -15,7 +15,7 @@ from ..report.printing import print_json, print_words, tell
 from ..results import Combination, Estimation, WhatToEstimate
 from ..search_spaces import load_space
 from ..searches.options import ANY_DROP, SearchOptions
-from ..searches.requests import LARGEST_OF, failure, inspect
+from ..searches.requests import failure, inspect, largest_of
 from ..searches.time_budget import TimeBudget
 from ..techniques import TECHNIQUES, Device, Facts, Settings, Technique
 from ..techniques.batch import Batch
@@ -174,7 +174,7 @@ def options_of(facts: Facts, limit_bytes: int) -> EstimateOptions:
         reference_micro=facts.micro_batch,
         is_held=facts.effective_batch_held,
         most=max(facts.effective_batch, min(facts.dataset_length or _MOST_MICRO, _MOST_MICRO)),
-        largest_of=LARGEST_OF if facts.shapes_vary else None,
+        largest_of=largest_of(facts),
     )
 
 

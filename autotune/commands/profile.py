@@ -136,7 +136,8 @@ class _Asked:
     def request(self, name: str, settings: Settings, is_base: bool = True) -> ProfileRequest:
         """With times and a Chrome trace for the base alone."""
         trace = str(self.what.trace) if self.what.trace and is_base else None
-        largest_of = LARGEST_OF if self.facts.shapes_vary else None
+        lengths = self.facts.lengths
+        largest_of = LARGEST_OF if self.facts.shapes_vary and lengths is None else None
         timed = {} if is_base else {"num_timed_steps": 0}
         return ProfileRequest(
             id=name,
@@ -144,7 +145,7 @@ class _Asked:
             seed=self.what.seed,
             device=self.what.device,
             plan=Plan(settings=settings, budget=Budget(device=self.what.device)),
-            options=ProfileOptions(trace=trace, largest_of=largest_of, **timed),
+            options=ProfileOptions(trace=trace, largest_of=largest_of, lengths=lengths, **timed),
             deadline_s=self.deadline_s,
             environment=own_thread_variables(),
         )

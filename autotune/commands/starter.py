@@ -80,6 +80,10 @@ batch_size = 128
 #     return torch.utils.data.default_collate(samples)
 
 
+# def length(sample):  # In tokens, where lengths vary: batches are cut by it. The shapes of samples tell otherwise.
+#     return len(sample[0])
+
+
 # def build_sampler(dataset):  # A seeded shuffle otherwise.
 #     return torch.utils.data.RandomSampler(dataset)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from .cut import Counted, Cut, advanced
 from .own_loader import OwnLoader, samples_of
 from .positions import Position, Positions, Start
 from .sameness import Sameness
+from .token_batches import TokenCut
 from .worker_draws import WorkerDraws
 from .worker_queues import hold_queues
 
@@ -39,14 +40,14 @@ class Loader:
     def __init__(self, spec: LoaderSpec, batch: Batch, sampler: Any, ranks: Ranks = ALONE) -> None:
         """
         Args:
-            spec: dataset, collate, options and device.
+            spec: dataset, collate, options and device; lengths, where the batch is in tokens.
             batch: how an optimizer step, of all ranks, is cut into micro-batches.
             sampler: indices of a map-style dataset, the same in every rank; None for an iterable one.
             ranks: which of several this is.
 
         Raises:
             TaskError: the dataset is empty.
-            PlanError: an iterable dataset cannot be cut into uneven micro-batches, nor between ranks.
+            PlanError: an iterable dataset cannot be cut into uneven micro-batches, nor between ranks, nor by length.
         """
         self.batch = ranks.shares[ranks.rank] if ranks.shares else batch.share(ranks.size)
         """This rank's share of an optimizer step."""
@@ -86,6 +87,12 @@ class Loader:
                     f"loader of the task's own, but the plan is for {ranks.size} processes. Give a map-style dataset, "
                     "which is shared out here, or use one process."
                 )
+            if batch.tokens is not None:
+                raise PlanError(
+                    "settings.batch.tokens: an iterable dataset, or a loader of the task's own, is read in the order "
+                    "that it has, and the lengths of its samples are not known before. Give a map-style dataset, or "
+                    "leave tokens out."
+                )
             if batch.effective is not None:
                 raise PlanError(
                     "settings.batch.effective: an iterable dataset, or a loader of the task's own, is read in equal "
@@ -95,7 +102,12 @@ class Loader:
         else:
             if len(spec.dataset) == 0:
                 raise TaskError(EMPTY)
-            self._cut = Cut(sampler, batch, options.pop("drop_last", False), ranks)
+            drops = options.pop("drop_last", False)
+            self._cut = (
+                Cut(sampler, batch, drops, ranks)
+                if batch.tokens is None or spec.lengths is None
+                else TokenCut(sampler, batch, drops, spec.lengths, ranks)
+            )
         self._options = options
 
     @cached_property
@@ -250,6 +262,11 @@ class Loader:
                 f"the epoch that is resumed has {error.args[0]} micro-batches, but {place} of it were trained on. "
                 "Give the data that the state was saved with."
             ) from None
+
+    def batch_of(self, places: Sequence[int]) -> Any:
+        """The batch of these samples of a map-style dataset, before it is moved to the device."""
+        stock = self.spec.stock or self.spec
+        return (stock.collate or default_collate)([stock.dataset[place] for place in places])
 
     def move(self, batch: Any) -> Any:
         """Move a batch to the device."""

@@ -19,7 +19,7 @@ from ..task import Task
 from .tracing.fake_ops import Target
 from .tracing.fake_step import FakeTraining, TracedStep, Unlike
 from .tracing.work import Work, total_work, work_between
-from .types import Interval
+from .types import Interval, Largest
 
 BATCHES = (2, 3, 256)
 """Micro-batches that are traced. Not 1, at which some tensors are contiguous that otherwise are not (it is traced
@@ -142,7 +142,7 @@ def fit_memory_model(
     plan: Plan,
     task: Task,
     accumulates: bool = False,
-    largest_of: int = 1,
+    largest_of: Largest = 1,
     target: Target = "cpu",
     few: int | None = None,
 ) -> MemoryModel:

@@ -30,6 +30,7 @@ from .memory_model import MemoryModel, fit_memory_model
 from .memory_model_file import StoredModel, load_memory_model, packed
 from .tracing.fake_ops import Target
 from .tracing.fake_step import TracedStep, Untraceable, largest_sample
+from .types import Largest
 
 _WITHOUT_TRACE: tuple[Effect, ...] = ("samples", "process", "loader")
 """Effects of techniques that no trace depends on."""
@@ -46,7 +47,7 @@ class MemoryModelCache:
     processor.
     """
 
-    def __init__(self, task: Task, largest_of: int | None, target: Target) -> None:
+    def __init__(self, task: Task, largest_of: Largest | None, target: Target) -> None:
         """
         Args:
             task: whose memory models they are.

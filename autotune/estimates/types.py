@@ -11,6 +11,9 @@ from ..measure.profiling.allocations import Kind
 from ..techniques import Settings
 from ..units import MIB
 
+Largest = PositiveInt | tuple[NonNegativeInt, ...]
+"""Samples of which the largest is looked at: the first so many, or those with these indices."""
+
 
 def untried(torch_version: str) -> str | None:
     """A warning that predictions were not tried with this version of torch; None where they were."""
@@ -82,8 +85,8 @@ class _Options(_Frozen):
     """What a CUDA device charges the process beside what its allocator reserves."""
     limit_bytes: PositiveInt | None = None
     """What the device may charge the process; None chooses nothing by it."""
-    largest_of: PositiveInt | None = None
-    """Batch shapes vary: every batch is one of the largest of so many samples."""
+    largest_of: Largest | None = None
+    """Batch shapes vary: every batch is one of the largest of these samples."""
 
 
 class Room(_Frozen):

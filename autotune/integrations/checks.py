@@ -14,7 +14,7 @@ from ..internals import TRIED, lost
 from ..plan import Plan
 from ..ranks import this_rank, world_size
 from ..techniques import Stage
-from ..techniques.batch import Batch
+from ..techniques.batch import BY_TOKENS, Batch
 from ..techniques.parallel import Parallel
 from ..training.drift import other_model
 
@@ -58,13 +58,25 @@ def refuse_other_models(plan: Plan, *, is_first: bool = False) -> None:
             )
 
 
+def in_samples(plan: Plan) -> Batch | None:
+    """The plan's batch.
+
+    Raises:
+        PlanError: it is cut by lengths.
+    """
+    batch = plan.settings.batch
+    if batch is not None and batch.tokens is not None:
+        raise PlanError(f"settings.{BY_TOKENS} Train by autotune.apply, or leave tokens out.")
+    return batch
+
+
 def even_batch(plan: Plan, framework: str) -> Batch | None:
     """One process's share of the plan's batch, in equal micro-batches.
 
     Raises:
-        PlanError: its last micro-batch is smaller.
+        PlanError: its last micro-batch is smaller, or it is cut by lengths.
     """
-    batch = plan.settings.batch
+    batch = in_samples(plan)
     if batch is None:
         return None
     if batch.effective is not None:
@@ -85,7 +97,7 @@ def of_one_rank(plan: Plan, size: int | None = None) -> Plan:
         size: processes that train together; None asks torch.distributed, or torchrun's variables.
 
     Raises:
-        PlanError: the plan is for another number of processes, or shards the model.
+        PlanError: the plan is for another number of processes, or shards the model, or cuts batches by lengths.
     """
     settings = plan.settings
     if (reason := settings.parallel.other_size(size or world_size())) is not None:
@@ -97,7 +109,8 @@ def of_one_rank(plan: Plan, size: int | None = None) -> Plan:
         )
     if (reason := settings.parallel.beyond_wrappers()) is not None:
         raise PlanError(f"settings.{reason}")
-    batch = settings.batch and settings.batch.share(settings.parallel.processes)
+    batch = in_samples(plan)
+    batch = batch and batch.share(settings.parallel.processes)
     alone = settings.model_copy(update={"batch": batch}).having(Parallel())
     return plan.model_copy(update={"settings": alone})
 

@@ -248,11 +248,12 @@ def _threads(plan: Plan) -> int | None:
 def _check_loop(plan: Plan) -> None:
     import ray.train.torch
 
-    from .checks import check_alone
+    from .checks import check_alone, in_samples
 
     check_alone(plan, ray.train.get_context().get_world_size(), "Ray Train")
     if any(technique.scales_loss for technique in plan.settings.techniques()):
         raise PlanError("settings.precision: fp16 needs a loss scaler, which is the loop's. Use bf16.")
+    in_samples(plan)
     device = ray.train.torch.get_device().type
     if plan.budget.device not in (None, device):
         raise PlanError(

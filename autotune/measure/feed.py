@@ -20,13 +20,22 @@ def largest(batches: Iterable[Any]) -> Any:
 
 
 def repeated(
-    loader: Loader, batch: Any, each: Callable[[Any], Any] = lambda batch: batch
+    loader: Loader, batch: Any, each: Callable[[Any], Any] = lambda batch: batch, num_samples: int | None = None
 ) -> Iterator[tuple[Any, Position]]:
-    """The micro-batches of an optimizer step, each replaced by what ``each`` makes of this one. Batches that were
-    waiting to be trained on are dropped."""
+    """The micro-batches of an optimizer step, each replaced by what ``each`` makes of this one; two of those that are
+    cut by length. Batches that were waiting to be trained on are dropped.
+
+    Args:
+        loader: of the training.
+        batch: on its device.
+        each: makes of it what is trained on.
+        num_samples: in it; None is as many as in every micro-batch.
+    """
     loader.positions.clear()
-    for number in range(1, loader.batch.accumulate + 1):
-        arrived, position = each(batch), Position(loader.batch.micro, number == loader.batch.accumulate)
+    row = loader.batch
+    times = row.accumulate if row.tokens is None else min(row.accumulate, 2)
+    for number in range(1, times + 1):
+        arrived, position = each(batch), Position(num_samples or row.micro, number == times)
         loader.positions.put(arrived, position)
         yield arrived, position
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 from ..data.own_loader import OwnLoader
 from ..errors import TaskError
@@ -15,7 +16,7 @@ from ..task import Task
 from ..techniques import Facts, LoaderSpec
 from ..techniques.batch import refused_split
 from ..techniques.precision import refused
-from ..techniques.support.facts import num_processors
+from ..techniques.support.facts import Lengths, num_processors
 from ..techniques.variant import Variant
 from ..training.apply_plan import build_loader, build_model, reference_batch
 from ..training.fingerprint import identify
@@ -26,6 +27,7 @@ from .checks.split import Split, measure_split
 from .dataset import DatasetFacts, inspect_dataset
 from .device import inspect_device
 from .facts import build_facts
+from .lengths import as_runs, find_lengths
 from .measurement import InspectOptions
 from .memory import process_bytes
 from .timing.loading import LoaderRates, loader_rates
@@ -54,6 +56,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     model = build_model(task if options.runs_model else skip_init(task))
     dataset = task.build_dataset()
     data = inspect_dataset(task, dataset)
+    lengths = _lengths(task, dataset, data, model if options.runs_model else None)
     found_fingerprint, identity = identify(model, dataset, task.collate, task.blocks)
     model = model.to(device) if options.runs_model else model
     batch = reference_batch(task, dataset, options.effective_batch)
@@ -80,6 +83,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         fingerprint=found_fingerprint,
         identity=identity,
         process_bytes=charged_bytes,
+        lengths=lengths,
         variants=_variants(task) if options.allow_lossy else {},
         shards_by_worker=task.shards_by_worker or own,
         own_loader=own,
@@ -100,6 +104,24 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     )
     warnings = (*facts.warnings, *filter(None, [refused_split(facts)]))
     return without_refused(task, dataset, facts.model_copy(update={"warnings": warnings}), options.tries)
+
+
+def _lengths(task: Task, dataset: Any, data: DatasetFacts, model: nn.Module | None) -> Lengths | None:
+    """Read where samples were seen to differ, or may: ``length`` is given, or a collate function that pads.
+
+    Raises:
+        TaskError: ``length`` raised, or said what cannot be.
+        Exception: whatever the user's dataset raises.
+    """
+    if not (data.shapes_vary or task.length or task.collate) or isinstance(dataset, OwnLoader):
+        return None
+    found = find_lengths(task, dataset, data.deterministic)
+    if found is None or model is None:
+        return found
+    collate = task.collate or default_collate
+    return as_runs(
+        found, lambda places: collate([dataset[place] for place in places]), partial(task.compute_loss, model)
+    )
 
 
 def _variants(task: Task) -> dict[str, int]:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from ..plan import Budget, Peak, Speed
 from ..techniques import Settings
+from ..techniques.support.facts import Lengths
 from .timing.turns import TurnOptions
 
 Stopped = Literal["precise", "slower", "no_surer", "time", "over"]
@@ -117,6 +118,8 @@ class MeasureOptions(_Frozen):
     """Largest deviation of step 1 from the reference, as a share of its mean loss; step n may deviate n times that."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: take the peak on the largest of so many batches."""
+    lengths: Lengths | None = None
+    """Batch shapes vary, and lengths are known: take the peak on the largest batch that samples can make."""
     evaluation: EvaluationOptions | None = None
     """Evaluate after the timed windows, so that the peak includes it; None does not."""
     turns: TurnOptions | None = None

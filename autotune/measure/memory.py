@@ -19,6 +19,7 @@ import torch
 from ..device_memory.context import changed_by_others, context_bytes, open_context
 from ..plan import Budget, Peak
 from ..task import Task
+from ..techniques.support.facts import Longest
 from ..units import ceil_mib, format_bytes
 from .processes import (
     count_anew,
@@ -79,16 +80,24 @@ class Base:
 class Charge:
     """Memory usage of this process since it started."""
 
-    def __init__(self, device: torch.device, largest_of: int | None = None, base: Base | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        largest_of: int | None = None,
+        base: Base | None = None,
+        longest: Longest | None = None,
+    ) -> None:
         """
         Args:
             device: that the training runs on.
             largest_of: the peak is that of the largest of so many batches.
             base: what lay here before it; None is not known.
+            longest: how the largest batch was found by lengths, where it was.
         """
         self.is_cuda = device.type == "cuda"
         """Whether that is the device's memory."""
-        self._largest_of, self._base = largest_of, base
+        self._base = base
+        self._largest: dict[str, Any] = {"largest_of": largest_of, "longest": longest}
         self._descendants_bytes = 0
         self._sampled_s = -math.inf
 
@@ -114,7 +123,7 @@ class Charge:
         host = own_peak_bytes() + others
         if not self.is_cuda:
             above = self._base.beside(others) if self._base is not None else None
-            return Peak(process=host, above_base=above, largest_of=self._largest_of)
+            return Peak(process=host, above_base=above, **self._largest)
         reserved = torch.cuda.max_memory_reserved()
         return Peak(
             process=reserved + context_bytes(),
@@ -122,7 +131,7 @@ class Charge:
             allocated=torch.cuda.max_memory_allocated(),
             host=host,
             allocator_retries=torch.cuda.memory_stats().get("num_alloc_retries", 0),
-            largest_of=self._largest_of,
+            **self._largest,
         )
 
     def exceeds(self, budget: Budget | None) -> bool:

@@ -20,6 +20,7 @@ from ..units import ceil_mib, format_bytes
 from .checks.leak import LeakWatch
 from .checks.parity import run_parity
 from .evaluation import measure_evaluations
+from .lengths import longest_batches
 from .measurement import NUM_STEPS, Evaluated, Measurement, MeasureOptions, Parity
 from .memory import Base, Charge, of_others
 from .steps import Steps
@@ -31,6 +32,8 @@ _CONFIRM_S = 10.0
 _IN_ORDER_SHARE = WARMUP_SHARE / 2
 """Longest training on batches of varying shapes in the job's order before the largest of them is repeated, as a share
 of the trial's time."""
+_MOST_IN_ORDER = 64
+"""Micro-batches of it."""
 _WORTH_SAYING_BYTES = 2**20
 """Growth, bytes a step, from which on it is said although the steps are not the cause; smaller growth may be an
 allocator that settles."""
@@ -55,7 +58,7 @@ def measure(training: Training, task: Task, options: MeasureOptions, base: Base 
         Exception: whatever the user's code raises.
     """
     phases_s: dict[str, float] = {}
-    charge = Charge(training.device, options.largest_of, base)
+    charge = Charge(training.device, options.largest_of, base, options.lengths and options.lengths.how)
     leaks = LeakWatch(charge, training.device.type)
     steps = Steps(training, NUM_STEPS, leaks.note)
     with _timed(phases_s, "parity"):
@@ -65,11 +68,10 @@ def measure(training: Training, task: Task, options: MeasureOptions, base: Base 
         if options.parity_batch is not None and not options.parity_last and options.to_beat is None:
             parity = run_parity(training, task, options, leaks.note)
     with _timed(phases_s, "warmup"):
-        if options.largest_of:
+        if options.largest_of or options.lengths:
             # the largest first is the best case for CUDA's allocator: the job does not begin with it
             in_order_s = options.trial_time_s * _IN_ORDER_SHARE if charge.is_cuda and options.turns is None else 0.0
-            steps.repeat(steps.largest_of(options.largest_of, in_order_s))
-            steps.settle()
+            _run_largest(steps, options, in_order_s)
         warm_up = WarmUp(steps, charge, options, _steps_asked(training))
         warnings = _warm_up(steps, warm_up, options)
     phases_s["warmup"] -= warm_up.at_rest_s
@@ -107,6 +109,18 @@ def measure(training: Training, task: Task, options: MeasureOptions, base: Base 
         phases_s=phases_s,
         warnings=(*warnings, *found, *_stopped(evaluations, options), *of_others(), *timing.warnings()),
     )
+
+
+def _run_largest(steps: Steps, options: MeasureOptions, in_order_s: float) -> None:
+    """An optimizer step of the largest micro-batches, after some in the job's order."""
+    if options.lengths is None:
+        assert options.largest_of is not None, "one of the two is asked for"
+        steps.repeat(steps.largest_of(options.largest_of, in_order_s))
+    else:
+        steps.in_order(_MOST_IN_ORDER, in_order_s)
+        for batch, num_samples in longest_batches(steps.training.loader, options.lengths):
+            steps.repeat(batch, num_samples)
+    steps.settle()
 
 
 def _steps_asked(training: Training) -> int:

@@ -99,13 +99,13 @@ class Steps:
         """One whole optimizer step."""
         return self._step(self.feed.step())
 
-    def repeat(self, batch: Any) -> None:
-        """One optimizer step whose micro-batches are all this one."""
-        self._step(repeated(self.training.loader, batch))
+    def repeat(self, batch: Any, num_samples: int | None = None) -> None:
+        """One optimizer step whose micro-batches are all this one, of so many samples if not of as many as ever."""
+        self._step(repeated(self.training.loader, batch, num_samples=num_samples))
 
-    def largest_of(self, num_batches: int, limit_s: float) -> Any:
-        """The largest of the next so many micro-batches, or of those that an epoch has. They are trained on in their
-        order, as a job trains on them, until the time is over; the others are only looked at."""
+    def in_order(self, num_batches: int, limit_s: float) -> Any:
+        """Train on the next so many micro-batches, or on those that an epoch has, as a job trains on them, until the
+        time is over; the largest of them, None where there was no time."""
         began_s, last = perf_counter(), self.feed.num_batches + num_batches
         found: list[Any] = []
 
@@ -118,6 +118,13 @@ class Steps:
             not self.feed.has_restarted and self.feed.num_batches < last and perf_counter() - began_s < limit_s
         ):
             self._step(watched())
+        return found[0] if found else None
+
+    def largest_of(self, num_batches: int, limit_s: float) -> Any:
+        """The largest of the next so many micro-batches, or of those that an epoch has: trained on as far as there is
+        time, the others only looked at."""
+        last = self.feed.num_batches + num_batches
+        found = [one for one in (self.in_order(num_batches, limit_s),) if one is not None]
         if self.feed.num_batches < last and not self.feed.has_restarted:
             found.append(self.feed.largest_of(last - self.feed.num_batches))
         return largest(found)

@@ -190,6 +190,8 @@ def peak_words(evidence: Evidence, budget: Budget) -> str:
         parts.append(count(peak.allocator_retries, "allocator retry", "allocator retries"))
     if peak.largest_of is not None:
         parts.append(f"on the largest of {peak.largest_of} batches")
+    if peak.longest is not None:
+        parts.append(f"on {peak.longest.words()}")
     return "; ".join([words, *parts])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import Interrupted, NothingFits, PlanError, TaskError, TrialsLost
 from ..estimates import PredictOptions
 from ..estimates.cards import on_device
+from ..estimates.types import Largest
 from ..measure import InspectOptions, MeasureOptions, Parity
 from ..measure.cuts.types import JudgeOptions
 from ..measure.measurement import Course, EvaluationOptions
@@ -129,7 +130,7 @@ class Requests:
                 to_choose=tuple(to_choose),
                 **on_device(self.facts.device, bool(self.facts.conv_dims), self.facts.tries_kernels),
                 limit_bytes=int(limit_bytes / (1 + self.budget.margin)),
-                largest_of=LARGEST_OF if self.facts.shapes_vary else None,
+                largest_of=largest_of(self.facts),
                 model_bytes=4 * self.facts.num_parameters,
                 most_s=most_s,
             ),
@@ -167,7 +168,8 @@ class Requests:
             reference_course=self._course(reference) if reference else None,
             rounded_losses=reference.rounded if reference and exact != "exact" else (),
             parity_limit=self._parity_limit(settings, exact),
-            largest_of=LARGEST_OF if self.facts.shapes_vary else None,
+            largest_of=LARGEST_OF if self.facts.shapes_vary and self.facts.lengths is None else None,
+            lengths=self.facts.lengths,
             evaluation=EvaluationOptions(most_s=share_s * _EVALUATION_SHARE) if self.facts.evaluates else None,
         )
 
@@ -194,6 +196,13 @@ def _started(
     assert launched is not None, "the command line sees to it"
     fences = {name: value for name, value in FENCES.items() if name not in os.environ}
     return {"command": tuple(launched), "environment": {**fences, **threads}, "scratch": scratch}
+
+
+def largest_of(facts: Facts) -> Largest | None:
+    """By what predictions choose the sample that batches are made of, where shapes vary."""
+    if facts.lengths is not None:
+        return facts.lengths.largest
+    return LARGEST_OF if facts.shapes_vary else None
 
 
 def reference_settings(facts: Facts) -> Settings:

@@ -1,9 +1,9 @@
-"""Batch size: how many samples one forward pass sees, and how many such passes make one optimizer step."""
+"""Batch size: how many samples, or tokens, one forward pass sees, and how many such passes make one optimizer step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -16,6 +16,8 @@ below 1e-5, BatchNorm and token-averaged losses are at 1e-2 and more."""
 _ROUNDED_TOLERANCE = 1e-2
 """The same where it could only be computed in bf16, whose rounding alone comes to 0.002 to 0.004 (fp16's to 0.0003 to
 0.0008); BatchNorm's to 0.1 and more."""
+
+BY_TOKENS = "batch.tokens: batches are made of samples by their lengths, which the job's own loader does not do."
 
 _FREE_GROWTH = (1, 2, 4, 8, 16)
 """Times the assumed batch that a free one may be."""
@@ -35,6 +37,24 @@ class Batch(Technique):
     """Forward passes in one optimizer step, >= 1, of all processes together."""
     effective: PositiveInt | None = Field(default=None, strict=True)
     """Samples in one optimizer step where the last micro-batch is smaller; micro * accumulate otherwise."""
+    tokens: PositiveInt | None = Field(default=None, strict=True)
+    """Most tokens in one forward pass, padding counted: the longest of its samples times their number. An optimizer
+    step's samples, as many as ever, are cut by length; ``micro`` is then how many of the longest that are known a pass
+    takes, and ``accumulate`` the most passes. ``{tokens: 4096, effective: 64}`` leaves both open. None is ``micro``
+    samples, whatever their length."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _open_tokens(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "tokens" not in data or "micro" in data or data["tokens"] is None:
+            return data
+        if "effective" not in data or "accumulate" in data:
+            raise ValueError(
+                "write how many samples an optimizer step sees beside the tokens of a forward pass: "
+                f"{{tokens: {data['tokens']}, effective: 64}}"
+            )
+        rest = {name: value for name, value in data.items() if name != "effective"}
+        return {**rest, "micro": 1, "accumulate": data["effective"]}
 
     @model_validator(mode="after")
     def _check_effective(self) -> Batch:
@@ -49,13 +69,17 @@ class Batch(Technique):
 
     def describe(self, facts: Facts | None = None) -> str:
         """``micro-batch 64 × 4``."""
+        if self.tokens is not None:
+            return f"batch {self.num_samples} in passes of {self.tokens:,} tokens"
         if self.accumulate == 1:
             return f"batch {self.micro}"
         whole = f" (the last smaller, {self.effective} in all)" if self.effective else ""
         return f"micro-batch {self.micro} × {self.accumulate}{whole}"
 
     def purpose(self) -> str:
-        """What its two numbers are."""
+        """What its numbers are."""
+        if self.tokens is not None:
+            return "Samples in one optimizer step, and how many tokens, padding counted, a forward pass takes of them."
         return "Samples in one forward pass, and how many such passes make one optimizer step."
 
     @property
@@ -70,13 +94,19 @@ class Batch(Technique):
         accumulate = -(-effective // micro)
         return cls(micro=micro, accumulate=accumulate, effective=effective if effective % micro else None)
 
+    def with_samples(self, effective: int) -> Batch:
+        """So many samples an optimizer step, in micro-batches like these."""
+        return Batch.of(effective, self.micro).model_copy(update={"tokens": self.tokens})
+
     def sizes(self) -> list[int]:
         """Samples in each forward pass of an optimizer step."""
         return [min(self.micro, self.num_samples - start) for start in range(0, self.num_samples, self.micro)]
 
     def share(self, processes: int) -> Batch:
         """Of one of so many processes, which take the micro-batches of an optimizer step in turn."""
-        return self if processes == 1 else Batch(micro=self.micro, accumulate=-(-self.accumulate // processes))
+        if processes == 1:
+            return self
+        return Batch(micro=self.micro, accumulate=-(-self.accumulate // processes), tokens=self.tokens)
 
     @classmethod
     def reference(cls, facts: Facts) -> Batch:
@@ -92,11 +122,22 @@ class Batch(Technique):
         if facts.effective_batch_held:
             own = cls.reference(facts).micro
             held = {effective, own, *_parts(effective, facts.device.type)} if _may_split(facts) else {own}
-            found = [cls.of(effective, micro) for micro in sorted(held)]
+            found = [cls._held(facts, micro) for micro in sorted(held - {own})]
+            found = sorted([*found, cls.of(effective, own)], key=lambda batch: batch.micro)
         else:
             sizes = {*_parts(effective, facts.device.type), *(effective * times for times in _FREE_GROWTH)}
             found = [cls(micro=micro) for micro in sorted(sizes) if length is None or micro <= max(length, effective)]
         return tuple(batch for batch in found if batch.unavailable(facts) is None)
+
+    @classmethod
+    def _held(cls, facts: Facts, micro: int) -> Batch:
+        """The held batch in such micro-batches; where lengths are known, in as many tokens as these may have: no more
+        passes, each with less padding."""
+        batch = cls.of(facts.effective_batch, micro)
+        if facts.no_token_batches() is not None or micro == facts.effective_batch:
+            return batch
+        assert facts.lengths is not None, "or they could not be had"
+        return batch.model_copy(update={"tokens": micro * facts.lengths.longest})
 
     def exactness(self, facts: Facts) -> Exactness:
         """Measured: another split than the job's own is lossy where the gradient of a split batch differs from the
@@ -112,6 +153,8 @@ class Batch(Technique):
             )
         if self == self.reference(facts):
             return None
+        if self.tokens is not None and (reason := facts.no_token_batches()) is not None:
+            return reason
         if not self._splits_as(facts) and not _may_split(facts):
             return (
                 f"splitting a batch changes this model's gradient by {facts.split_error:.1%} "
@@ -132,9 +175,15 @@ class Batch(Technique):
             return f"the script passes each batch back {script.passes} times in an optimizer step"
         return "the script's optimizer steps see now more samples, now fewer" if script.batch_varies else None
 
+    def beyond_script(self) -> str | None:
+        """A script makes its batches itself."""
+        return None if self.tokens is None else f"{BY_TOKENS} Train by autotune.apply, or leave tokens out."
+
     def _splits_as(self, facts: Facts) -> bool:
         """Whether a forward pass sees what the job's own sees, whatever that is where the batch is free."""
         own = self.reference(facts)
+        if self.tokens is not None:
+            return False
         return self.micro == own.micro if facts.effective_batch_held else self.accumulate == own.accumulate == 1
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, default_collate
 
 from ..data.cut import Alike
+from ..data.lengths import read_sizes
 from ..data.loader import EMPTY, Loader
 from ..errors import PlanError, TaskError
 from ..plan import Plan
@@ -145,8 +146,11 @@ def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0, rank
         return Loader(spec if task.shards_by_worker else _with_one_worker(spec), batch, None, ranks)
     if len(spec.dataset) == 0:
         raise TaskError(EMPTY)
+    if batch.tokens is not None and spec.lengths is None:
+        spec = dataclasses.replace(spec, lengths=_lengths(task, spec))
     if task.build_sampler is None:
-        return Loader(spec, batch, RandomSampler(spec.dataset, generator=torch.Generator().manual_seed(seed)), ranks)
+        shuffle = RandomSampler(spec.dataset, generator=torch.Generator().manual_seed(seed))
+        return Loader(spec, batch, shuffle, ranks)
     sampler = task.build_sampler(spec.user_dataset)
     if isinstance(sampler, BatchSampler):
         raise TaskError(
@@ -160,6 +164,23 @@ def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0, rank
             "Return a sampler over the whole dataset, the same in every process."
         )
     return Loader(spec, batch, Alike(sampler, seed) if ranks.size > 1 else sampler, ranks)
+
+
+def _lengths(task: Task, spec: LoaderSpec) -> list[int]:
+    """Of all samples, by index.
+
+    Raises:
+        TaskError: ``length`` raised, or said what cannot be.
+        PlanError: samples have no one length.
+    """
+    found = read_sizes(spec.user_dataset, task.collate, task.length)
+    lengths = found.lengths() if found is not None and found.is_whole else None
+    if found is None or lengths is None:
+        raise PlanError(
+            "settings.batch.tokens: samples are to be cut by their lengths, but they differ in other sizes than their "
+            "first dimension. Give length(sample) in the task, or leave tokens out."
+        )
+    return lengths[found.places.argsort()].tolist()
 
 
 def _with_one_worker(spec: LoaderSpec) -> LoaderSpec:

@@ -15,6 +15,7 @@ from ..data.loader import worker_options
 from ..data.worker_queues import handed_on
 from ..errors import PlanError
 from ..plan import Plan
+from ..techniques.batch import BY_TOKENS
 from .apply_pieces import apply_to_loader
 
 OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
@@ -109,6 +110,8 @@ def _put_batch(plan: Plan, loader: DataLoader[Any]) -> None:
     batch = plan.settings.batch
     if batch is None:
         return
+    if batch.tokens is not None:
+        raise PlanError(f"settings.{BY_TOKENS} Train by autotune.apply, or leave tokens out.")
     sampler = loader.batch_sampler
     if getattr(sampler, "batch_size", None) == batch.micro:
         return

@@ -47,8 +47,9 @@ class Gradients:
 
     @property
     def num_passes(self) -> int:
-        """Forward passes in an optimizer step."""
-        return self._loader.batch.accumulate * self._halving.parts
+        """Forward passes in an optimizer step; the most that there may be where they are cut by length."""
+        batch = self._loader.batch
+        return (batch.accumulate if batch.tokens is None else batch.num_samples) * self._halving.parts
 
     @property
     def is_whole(self) -> bool:

@@ -15,6 +15,7 @@ from ..device_memory import cap
 from ..errors import AutotuneError, Caught
 from ..nested import rows_of, samples_in, tensors_in
 from ..ranks import this_rank, world_size
+from ..techniques.batch import Batch
 from .out_of_memory import is_out_of_memory, ran_out
 from .together import RanOutElsewhere, Together
 
@@ -35,10 +36,12 @@ class Halving:
     micro-batches of an optimizer step are kept until it is taken.
     """
 
-    def __init__(self, micro: int, is_on: bool, together: Together | None = None, calm_steps: int = CALM_STEPS) -> None:
+    def __init__(
+        self, batch: Batch, is_on: bool, together: Together | None = None, calm_steps: int = CALM_STEPS
+    ) -> None:
         """
         Args:
-            micro: samples of a whole micro-batch.
+            batch: of which micro-batches are whole.
             is_on: whether to halve where memory runs out; else what was halved before stays so.
             together: with other ranks, which halve where memory runs out in one of them, and grow back after as many
                 steps.
@@ -46,7 +49,7 @@ class Halving:
                 memory then runs out before as many have passed, twice as many are waited for the next time: what lacks
                 for good costs ever less.
         """
-        self._micro, self._is_on, self._together = micro, is_on, together
+        self._batch, self._is_on, self._together = batch, is_on, together
         self.times = 0
         """How often the micro-batch is halved."""
         self._calm_steps = self._wait = calm_steps
@@ -57,12 +60,26 @@ class Halving:
     @property
     def parts(self) -> int:
         """Number of forward passes for one micro-batch."""
-        return -(-self._micro // self.micro)
+        return 1 << self.times if self._batch.tokens else -(-self._batch.micro // self.micro)
 
     @property
     def micro(self) -> int:
-        """Samples in one forward pass."""
-        return -(-self._micro // (1 << self.times))
+        """Samples in one forward pass; of one in tokens, the longest."""
+        return -(-self._batch.micro // (1 << self.times))
+
+    @property
+    def batch(self) -> Batch:
+        """How an optimizer step is split into forward passes."""
+        whole = self._batch
+        if not self.times:
+            return whole
+        halved = whole.model_copy(update={"micro": self.micro}).with_samples(whole.num_samples)
+        tokens = whole.tokens and max(1, whole.tokens >> self.times)
+        return halved.model_copy(update={"tokens": tokens})
+
+    @property
+    def _words(self) -> str:
+        return f"{self.micro} samples" if self._batch.tokens is None else f"{self.batch.tokens:,} tokens"
 
     def forget(self, has_all: bool = True) -> None:
         """An optimizer step begins; ``has_all`` is False if it resumes one that another process began."""
@@ -74,10 +91,10 @@ class Halving:
         self._num_calm += 1  # also once it has grown back: what lacks long after is new
         if not self._is_on or not self.times or self._num_calm < self._wait:
             return
-        before, self.times, self._num_calm, self._has_grown = self.micro, self.times - 1, 0, True
+        before, self.times, self._num_calm, self._has_grown = self._words, self.times - 1, 0, True
         if not this_rank().rank:
             warnings.warn(
-                f"no lack of memory in {self._wait} optimizer steps: a forward pass takes {self.micro} samples again, "
+                f"no lack of memory in {self._wait} optimizer steps: a forward pass takes {self._words} again, "
                 f"in place of {before}.",
                 stacklevel=3,
             )
@@ -207,7 +224,7 @@ class Halving:
         Args:
             ran_out: whether memory ran out here, and not in another rank.
         """
-        if self.micro == 1 and ran_out:
+        if ran_out and all(self._part(self._num_samples(*entry)) == 1 for entry in self._kept):
             return "one sample does not fit"
         if not self._has_all:
             return "this optimizer step was begun before the state was loaded"
@@ -222,7 +239,7 @@ class Halving:
         return None
 
     def _halve(self, said: str) -> None:
-        micro, num_passes = self.micro, self.parts
+        before, num_passes = self._words, self.parts
         self.times += 1
         too_soon = self._has_grown and self._num_calm < self._wait
         self._wait = 2 * self._wait if too_soon else self._calm_steps
@@ -233,11 +250,19 @@ class Halving:
         if this_rank().rank:
             return  # the first tells it
         warnings.warn(
-            f"out of memory ({said}): from here on a forward pass takes {self.micro} samples in place of {micro}, and "
+            f"out of memory ({said}): from here on a forward pass takes {self._words} in place of {before}, and "
             f"a micro-batch {self.parts} passes in place of {num_passes}. An optimizer step sees the same samples; a "
             "BatchNorm sees fewer at a time. To search for a plan with room, give a smaller --budget.",
             stacklevel=4,
         )
+
+    def _part(self, num_samples: int) -> int:
+        """Samples in one forward pass of a micro-batch of so many."""
+        return self.micro if self._batch.tokens is None else -(-num_samples // (1 << self.times))
+
+    @staticmethod
+    def _num_samples(batch: Any, position: Position | None) -> int:
+        return position.num_samples if position is not None else samples_in(batch)
 
     def _split(self, batch: Any, position: Position | None) -> Iterator[tuple[Any, Position | None]]:
         """
@@ -247,14 +272,15 @@ class Halving:
         if self.times == 0:
             yield batch, position
             return
-        num_samples = position.num_samples if position is not None else samples_in(batch)
-        if num_samples <= self.micro:
+        num_samples = self._num_samples(batch, position)
+        part_size = self._part(num_samples)
+        if num_samples <= part_size:
             yield batch, position
             return
         if not any(tensor.dim() and len(tensor) == num_samples for tensor in tensors_in(batch)):
             raise ValueError(f"it has no tensor whose first dimension is its {num_samples} samples")
-        for start in range(0, num_samples, self.micro):
-            stop = min(start + self.micro, num_samples)
+        for start in range(0, num_samples, part_size):
+            stop = min(start + part_size, num_samples)
             part = rows_of(batch, num_samples, slice(start, stop))
             if position is None:
                 yield part, None

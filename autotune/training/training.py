@@ -98,7 +98,7 @@ class Training:
         self._task, self._compute_loss = task, task.compute_loss
         self._done: Position | None = None
         self._guard = Guard(optimizer)
-        self._halving = Halving(loader.batch.micro, halve_when_out_of_memory, self._together, calm_steps)
+        self._halving = Halving(loader.batch, halve_when_out_of_memory, self._together, calm_steps)
         self._gradients = Gradients(optimizer, loader, self._halving)
         self._lends_gradients = any(technique.lends_gradients for technique in settings.techniques())
         self._own = within(model)
@@ -115,7 +115,7 @@ class Training:
         """How an optimizer step is split into forward passes."""
         if not self._halving.times:
             return self.loader.batch
-        return Batch.of(self.loader.batch.num_samples, self._halving.micro)
+        return self._halving.batch
 
     @property
     def times_halved(self) -> int:
@@ -168,7 +168,7 @@ class Training:
         step_begins()
         if isinstance(self.model, Replica) and torch.is_grad_enabled():
             ends = position is not None and position.ends_step
-            self.model.begin(averages=ends or self._gradients.num_added + 1 >= self.batch.accumulate)
+            self.model.begin(averages=ends or self._gradients.num_added + 1 >= self._gradients.num_passes)
         return self.settings.forward_context(self.device.type)
 
     def backward(self, loss: torch.Tensor | tuple[torch.Tensor, Any], batch: Any = None) -> bool:

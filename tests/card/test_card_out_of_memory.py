@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from autotune.measure import inspect as inspecting
+from autotune.techniques.batch import Batch
 from autotune.training.halving import Halving
 from autotune.training.out_of_memory import is_out_of_memory, ran_out
 
@@ -140,7 +141,7 @@ def test_the_split_check_raises_what_is_no_lack_of_memory(monkeypatch):
 
 def test_the_micro_batch_is_halved_where_cublas_has_no_memory(monkeypatch):
     card(monkeypatch, free_bytes=20 * MIB)
-    halving, sizes = Halving(8, is_on=True), []
+    halving, sizes = Halving(Batch(micro=8), is_on=True), []
 
     def train(part, position):
         sizes.append(len(part))

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from autotune.errors import PlanError
 from autotune.techniques import Device, Settings, Technique
 from autotune.techniques.batch import Batch, refused_split
+from autotune.techniques.support.facts import Lengths
 from autotune.testing.facts import BARE, facts_of
 from autotune.testing.runs import relative_difference, run_applied
 from autotune.testing.techniques import TechniqueContract
@@ -193,3 +194,50 @@ def test_an_effective_batch_that_the_micro_batches_cannot_hold_is_refused():
     """3 micro-batches of 4 hold 9 to 11 samples when the last is smaller."""
     with pytest.raises(ValidationError, match="hold 9 to 11 samples when the last is smaller, but got 12"):
         Batch(micro=4, accumulate=3, effective=12)
+
+
+LENGTHS = Lengths(read=9, samples=9, longest=50, places=((3, 1, 2),), in_tokens=True)
+HELD = BARE.model_copy(
+    update={"effective_batch": 8, "effective_batch_held": True, "split_error": 0.0, "lengths": LENGTHS}
+)
+
+
+def test_where_lengths_are_known_a_held_batch_is_cut_by_them():
+    """As many tokens as 1, 2 and 4 of the longest have, and the job's own 8 samples."""
+    assert Batch.choices(HELD) == (
+        Batch(micro=1, accumulate=8, tokens=50),
+        Batch(micro=2, accumulate=4, tokens=100),
+        Batch(micro=4, accumulate=2, tokens=200),
+        Batch(micro=8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"lengths": None}, "samples have no one length"),
+        ({"lengths": LENGTHS.model_copy(update={"in_tokens": False})}, "samples have no one length"),
+        ({"lengths": LENGTHS.model_copy(update={"samples": 10})}, "only 9 of 10 samples' lengths"),
+        ({"lengths": LENGTHS.model_copy(update={"risk": 0.05})}, "another length when it is read again"),
+        ({"even_batches": True}, "cannot be said where the plan goes"),
+        ({"split_error": 0.1}, "changes this model's gradient by 10.0%"),
+    ],
+)
+def test_tokens_are_refused_in_words(changed, reason):
+    facts = HELD.model_copy(update=changed)
+    assert reason in str(Batch(micro=2, accumulate=4, tokens=100).unavailable(facts))
+    assert all(batch.tokens is None for batch in Batch.choices(facts))
+
+
+def test_tokens_are_written_with_the_samples_of_a_step():
+    assert Batch(tokens=4096, effective=64) == Batch(micro=1, accumulate=64, tokens=4096)
+    with pytest.raises(ValidationError, match="effective: 64"):
+        Batch(tokens=4096)
+    assert Batch(tokens=4096, effective=64).describe() == "batch 64 in passes of 4,096 tokens"
+
+
+def test_a_smaller_step_of_tokens_is_cut_alike():
+    assert Batch(micro=3, accumulate=3, effective=8, tokens=90).with_samples(4) == Batch(
+        micro=3, accumulate=2, effective=4, tokens=90
+    )
+    assert Batch(micro=3, accumulate=4, tokens=90).share(2) == Batch(micro=3, accumulate=2, tokens=90)

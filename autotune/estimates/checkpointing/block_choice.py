@@ -15,6 +15,7 @@ from ...training.skip_init import skip_init
 from ..memory_model import MemoryModel, fit_memory_model
 from ..tracing.fake_ops import Target
 from ..tracing.work import Work
+from ..types import Largest
 from .block_peaks import Holders, holders_of, modules_holders, stretch_peaks
 from .knapsack import cheapest
 
@@ -66,7 +67,7 @@ class BlockChoice:
 
     @classmethod
     def of(
-        cls, plan: Plan, task: Task, accumulates: bool = False, largest_of: int = 1, target: Target = "cpu"
+        cls, plan: Plan, task: Task, accumulates: bool = False, largest_of: Largest = 1, target: Target = "cpu"
     ) -> BlockChoice:
         """A choice with memory models of its own.
 

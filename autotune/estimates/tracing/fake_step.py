@@ -31,6 +31,7 @@ from ...training.apply_pieces import apply_to_optimizer
 from ...training.apply_plan import apply, build_loader
 from ...training.skip_init import skip_init
 from ...training.training import Training
+from ..types import Largest
 from ..workspace import possible_bytes, workspace_bytes
 from .fake_ops import SteadyScaler, Target, answers, choose_as_on_cuda
 from .work import Work, WorkCounter
@@ -59,7 +60,7 @@ class TracedStep:
 class FakeTraining:
     """Runs optimizer steps of ``apply(plan, task)`` over fake tensors: nothing is computed, whatever the batch."""
 
-    def __init__(self, plan: Plan, task: Task, largest_of: int = 1, target: Target = "cpu") -> None:
+    def __init__(self, plan: Plan, task: Task, largest_of: Largest = 1, target: Target = "cpu") -> None:
         """
         Args:
             plan: applied on the CPU; its batch does not matter.
@@ -240,8 +241,10 @@ def _reached_by(optimizer: torch.optim.Optimizer) -> set[int]:
     return reached
 
 
-def largest_sample(dataset: Any, largest_of: int) -> Any:
-    """Of the first ``largest_of`` samples, the first whose tensors have most elements."""
+def largest_sample(dataset: Any, largest_of: Largest) -> Any:
+    """Of these samples, the first whose tensors have most elements."""
+    if isinstance(largest_of, tuple):
+        return largest(map(dataset.__getitem__, largest_of))
     is_stream = isinstance(dataset, IterableDataset)
     samples = itertools.islice(dataset if is_stream else map(dataset.__getitem__, range(len(dataset))), largest_of)
     return largest(samples)

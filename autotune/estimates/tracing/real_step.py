@@ -16,7 +16,7 @@ from ...plan import Plan
 from ...task import Task
 from ...training.training import Training
 from ..memory_model import MemoryModel, corresponds
-from ..types import Interval
+from ..types import Interval, Largest
 from .fake_ops import Target
 from .fake_step import FakeTraining
 from .work import Work, work_between
@@ -66,7 +66,7 @@ class ProbedModel:
 
 
 def fit_probed_model(
-    plan: Plan, task: Task, accumulates: bool = False, largest_of: int = 1, target: Target = "cpu"
+    plan: Plan, task: Task, accumulates: bool = False, largest_of: Largest = 1, target: Target = "cpu"
 ) -> MemoryModel | ProbedModel:
     """The memory model of ``apply(plan, task)`` from three real optimizer steps on the CPU: allocation by allocation
     where the three correspond, else by the peak of each phase.
@@ -107,7 +107,7 @@ class _Probe(FakeTraining):
 
     def _batch(self, micro: int) -> Any:
         """Samples in the dataset's order, from the first again after the last."""
-        samples = [self._sample] * micro if self._largest_of > 1 else itertools.islice(self._samples(), micro)
+        samples = [self._sample] * micro if self._largest_of != 1 else itertools.islice(self._samples(), micro)
         return (self._spec.collate or default_collate)(list(samples))
 
     def _samples(self) -> Iterator[Any]:

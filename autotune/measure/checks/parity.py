@@ -20,7 +20,6 @@ from ...errors import TaskError
 from ...randomness import Randomness
 from ...ranks import summed
 from ...task import Task
-from ...techniques.batch import Batch
 from ...training.apply_plan import build_loader
 from ...training.training import StepResult, Training
 from ..errors import NonFiniteLoss
@@ -130,7 +129,8 @@ def _fixed_loader(training: Training, task: Task, num_samples: int) -> Loader:
     micro = min(training.batch.micro, num_samples)
     if isinstance(spec.dataset, IterableDataset):  # read in equal micro-batches
         micro = next(size for size in range(micro, 0, -1) if num_samples % size == 0)
-    return build_loader(task, spec, Batch.of(num_samples, micro), ranks=training.loader.ranks)
+    batch = training.batch.model_copy(update={"micro": micro}).with_samples(num_samples)
+    return build_loader(task, spec, batch, ranks=training.loader.ranks)
 
 
 def _check_count(result: StepResult) -> None:

@@ -44,8 +44,8 @@ def profile(training: Training, task: Task, options: ProfileOptions) -> Profile:
         Exception: whatever the user's code raises.
     """
     model, device = training.model, training.device
-    charge = Charge(device, options.largest_of)
-    steps = WatchedSteps(training, task, options.largest_of)
+    charge = Charge(device, options.largest_of, longest=options.lengths and options.lengths.how)
+    steps = WatchedSteps(training, task, options.largest_of, options.lengths)
     first, sees_saves = _trace_first(steps)
     steady = steps.whole_step(lambda: Tracer(model, training.optimizer, device, sees_saves))
     times = _time(steps, options.num_timed_steps) if options.num_timed_steps else None

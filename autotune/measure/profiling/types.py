@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from ...plan import Peak
+from ...techniques.support.facts import Lengths
 from .allocations import Kind, Phase
 
 
@@ -23,6 +24,8 @@ class ProfileOptions(_Frozen):
     """Absolute path of a Chrome trace to write; None writes none."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: every micro-batch is the largest of so many."""
+    lengths: Lengths | None = None
+    """Batch shapes vary, and lengths are known: every micro-batch is the largest that samples can make."""
 
 
 class ModuleRow(_Frozen):

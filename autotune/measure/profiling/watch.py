@@ -12,9 +12,11 @@ from torch.utils._pytree import tree_leaves
 
 from ...data.positions import Position
 from ...task import Task
+from ...techniques.support.facts import Lengths
 from ...training.training import Training
 from ..errors import NonFiniteLoss
-from ..feed import Feed, repeated
+from ..feed import Feed, largest, repeated
+from ..lengths import longest_batches
 from ..steps import Step
 from .allocations import Phase
 
@@ -62,12 +64,15 @@ def watched_step(
 class WatchedSteps:
     """Optimizer steps over the training's own loader."""
 
-    def __init__(self, training: Training, task: Task, largest_of: int | None = None) -> None:
+    def __init__(
+        self, training: Training, task: Task, largest_of: int | None = None, lengths: Lengths | None = None
+    ) -> None:
         """
         Args:
             training: what to run.
             task: whose ``compute_loss`` it was built with.
             largest_of: every micro-batch is the largest of so many; None takes them as they come.
+            lengths: every micro-batch is the largest that samples can make.
         """
         self.training = training
         self.num_steps = 0
@@ -75,6 +80,8 @@ class WatchedSteps:
         self._task = task
         self._feed = Feed(training.loader)
         self._largest = None if largest_of is None else self._feed.largest_of(largest_of)
+        if lengths is not None:
+            self._largest = largest(batch for batch, _ in longest_batches(training.loader, lengths))
 
     def step(self, watch: Watch) -> Step:
         """One optimizer step.

@@ -20,7 +20,6 @@ from ...techniques.data_loading import DataLoading
 from ...units import ceil_mib, format_bytes
 from ...words import card_words, count
 from ...workers import Measured, OutOfMemory
-from ..requests import LARGEST_OF
 from ..session import Session
 from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS
@@ -257,8 +256,10 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
             f"{waited:.0%} of the time is spent waiting for data: a faster dataset or cheaper samples would show"
             f"{'' if no_cache is None else f'. Its epoch is not cached: {no_cache}'}"
         )
-    if facts.shapes_vary:
-        yield f"batch shapes vary: the peak is that of the largest of {LARGEST_OF} batches"
+    if measured.peak.longest is not None:
+        yield f"batch shapes vary: the peak is that of {measured.peak.longest.words()}"
+    elif measured.peak.largest_of is not None:
+        yield f"batch shapes vary: the peak is that of the largest of {measured.peak.largest_of} batches"
     if reference is not None and not reference.fits and session.budget.of_reference is None:
         yield "the reference is over the budget; it was measured without enforcement"
     if winner.number == 0 and not session.budget.holds(measured.peak.process):

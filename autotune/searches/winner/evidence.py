@@ -240,6 +240,7 @@ def combine(
             allocator_retries=max(peak.allocator_retries for peak in peaks),
             above_base=_largest([peak.above_base for peak in peaks]),
             largest_of=peaks[0].largest_of,
+            longest=peaks[0].longest,
         ),
         compile_s=_rounded(compile_s) if compile_s else None,
         fits=all(budget.holds(peak.process) for peak in peaks),

@@ -83,6 +83,8 @@ class LoaderSpec:
     stock: LoaderSpec | None = None
     """The same without what rests on the dataset's staying as it is (a cache, workers that are kept); None where
     nothing does."""
+    lengths: Sequence[int] | None = None
+    """Of all samples, by index, where micro-batches are made by them."""
     replaced_workers: int = 0
     """Loader workers of the user's in whose place the training process reads, with their random numbers."""
 

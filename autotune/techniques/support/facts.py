@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 InTf32 = Literal["matrix products", "convolutions"]
 """Of fp32, what may compute in TF32 on CUDA; with convolutions go recurrent layers."""
@@ -55,6 +55,59 @@ class Identity(_Frozen):
     """Dtype and shape of each tensor of a batch, ``*`` where sizes vary; empty for a stream, which is not read."""
     loaders: tuple[ReadLoader, ...] | None = None
     """Of a script: those that it trains on, the first of them first; a row of data loading is for these."""
+
+
+class Longest(_Frozen):
+    """How the largest batch was found that samples can make: by reading lengths alone."""
+
+    read: int = Field(gt=0)
+    """Samples whose lengths were read."""
+    samples: int = Field(gt=0)
+    """In the dataset."""
+    stretch: float = Field(default=1.0, ge=1, allow_inf_nan=False)
+    """How many times as long as the longest of these a sample is thought of."""
+    risk: float = Field(default=0.0, ge=0, le=1)
+    """The chance that one is longer still: it was not read, or is another at each reading."""
+
+    def words(self) -> str:
+        """``the largest batch that 1,437 samples, whose lengths were all read, can make``."""
+        if not self.risk:
+            return f"the largest batch that {self.samples:,} samples, whose lengths were all read, can make"
+        times = f", {self.stretch:.2f} times as long" if self.stretch > 1 else ""
+        return (
+            f"the largest batch of {self.read:,} samples of {self.samples:,}, whose lengths were read{times}: a chance "
+            f"of {self.risk:.1%} that another is longer"
+        )
+
+
+class Lengths(Longest):
+    """Which samples make the largest batch."""
+
+    longest: int
+    """The longest that was read."""
+    places: tuple[tuple[int, ...], ...]
+    """Indices of samples, the longest first; one row for each size in which samples differ, and one for their sum."""
+    in_tokens: bool
+    """Whether they differ in one length alone, so that a batch is as large as its longest sample times their number."""
+
+    @property
+    def how(self) -> Longest:
+        """Without the samples."""
+        return Longest(read=self.read, samples=self.samples, stretch=round(self.stretch, 3), risk=round(self.risk, 4))
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """Of each row the first."""
+        return tuple(dict.fromkeys(row[0] for row in self.places))
+
+    def batches(self, micro: int) -> list[list[int]]:
+        """The largest that so many samples can make. A batch with the first of each row is as large as any, in each
+        size; where there is no room for all, the first of each."""
+        sizes = self.places[:-1] or self.places
+        if micro < len(sizes):
+            return [list(row[:micro]) for row in self.places]
+        mixed = list(dict.fromkeys(place for ranked in zip(*sizes, strict=True) for place in ranked))
+        return [[mixed[number % len(mixed)] for number in range(micro)]]
 
 
 class Facts(_Frozen):
@@ -109,6 +162,8 @@ class Facts(_Frozen):
     """Whether all samples collate by default_collate to one shape, so that an epoch can lie on the device."""
     shapes_vary: bool
     """Whether batch shapes differ between batches."""
+    lengths: Lengths | None = None
+    """Of its samples, where they differ and can be read."""
     samples_on_device: bool = False
     """Whether batches are on the device as they are collated, which only the training process can do."""
     shards_by_worker: bool
@@ -186,6 +241,19 @@ class Facts(_Frozen):
     """Of a script: why the losses of its runs are not compared, where its first steps tell."""
     warnings: tuple[str, ...] = ()
     """What the user should hear before the search starts."""
+
+    def no_token_batches(self) -> str | None:
+        """Why batches cannot be made by lengths, in words; None where they can."""
+        found = self.lengths
+        if self.even_batches:
+            return "batch.tokens: batches of other sizes cannot be said where the plan goes"
+        if found is None or not found.in_tokens:
+            return "batch.tokens: samples have no one length; length(sample) in the task would give it"
+        if found.read < found.samples:
+            return f"batch.tokens: only {found.read:,} of {found.samples:,} samples' lengths could be read in time"
+        if found.risk:
+            return "batch.tokens: a sample has another length when it is read again"
+        return None
 
     @property
     def states_batch(self) -> bool:
