@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread_only")
 @pytest.fixture(autouse=True)
 def _pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter is updated in several."""
-    monkeypatch.setattr(kept_state, "PIECE", 2**12)
+    monkeypatch.setattr(kept_state, "LEAST_PIECE", 2**12)
 
 
 class TestOptimizerState(TechniqueContract):
@@ -44,7 +44,7 @@ class TestOptimizerState(TechniqueContract):
         """The zoo's are small."""
         monkeypatch.setattr(optimizer_state, "_LEAST_BYTES", 0)
         monkeypatch.setattr(kept_state, "LEAST", 1)
-        monkeypatch.setattr(kept_state, "PIECE", 256)
+        monkeypatch.setattr(kept_state, "LEAST_PIECE", 256)
 
 
 def plan(kind: str, **others) -> Plan:
@@ -160,13 +160,15 @@ def test_state_of_another_memory_format_keeps_its_elements():
     assert off(ours, parameters) < 0.01
 
 
-def test_what_was_loaded_before_a_plan_is_gone_on_with():
+@pytest.mark.parametrize("then", ["8bit", "default"])
+def test_what_was_loaded_before_a_plan_is_gone_on_with(then):
     """A script loads its checkpoint, and then the plan comes to its optimizer."""
     parameters, optimizer = trained(BUILDS["AdamW"], plan("8bit").settings)
     ours = [nn.Parameter(p.detach().clone()) for p in parameters]
     other = BUILDS["AdamW"](ours)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    autotune.apply_to_optimizer(plan("8bit"), other)
+    autotune.apply_to_optimizer(plan(then), other)
+    autotune.apply_to_optimizer(plan(then), optimizer)
     train(parameters, optimizer, 3)
     train(ours, other, 3)
     assert all(map(torch.equal, ours, parameters))

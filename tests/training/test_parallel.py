@@ -28,6 +28,7 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile
 from autotune.techniques.layers import Layers
 from autotune.techniques.memory_format import MemoryFormat
+from autotune.techniques.optimizer_state import OptimizerState
 from autotune.techniques.optimizer_step import OptimizerStep
 from autotune.techniques.parallel import Parallel
 from autotune.techniques.precision import Precision
@@ -107,6 +108,18 @@ def trained(rank: int, name: str, parallel: Parallel) -> list[list[float]]:
                 found.append([float(totals[0] / totals[1]), *some_parameters(training.model)])
                 totals = torch.zeros(2)
     return found
+
+
+def in_eight_bits(parallel: Parallel) -> list[float]:
+    """Some of the parameters after an epoch, of an optimizer whose state is kept so."""
+    settings = Settings(batch=BATCH, parallel=parallel, optimizer_state=OptimizerState(kind="8bit"))
+    pieces = {"build_model": lambda: nn.Linear(8, 512), "build_optimizer": torch.optim.AdamW}
+    training = autotune.apply(Plan(settings=settings), task(**pieces), seed=5)
+    for _ in range(3):
+        for batch in training.loader:
+            training.step(batch)
+    (state, _) = training.optimizer.state.values()
+    return [*some_parameters(training.model), *map(float, state["exp_avg.codes8"])]
 
 
 def some_parameters(model: nn.Module) -> list[float]:
@@ -223,6 +236,7 @@ def found_by(rank: int) -> dict[str, Any]:
     return {
         "ddp": {name: trained(rank, name, DDP) for name in CASES},
         "fsdp": {name: trained(rank, name, FSDP) for name in CASES},
+        "eight bits": in_eight_bits(DDP),
         "half": trained(rank, "plain", HALF),
         "kept": trained(rank, "plain", KEPT),
         "in half": in_half(rank),
@@ -253,6 +267,15 @@ def test_gradients_are_exchanged_in_half_the_bytes_where_a_plan_says_so(pair):
     assert pair[0]["half"] == pair[1]["half"]
     assert torch.allclose(whole, half, rtol=0.01, atol=2e-3)
     assert not torch.equal(whole, half)
+
+
+@pytest.mark.slow
+def test_state_in_eight_bits_is_the_same_in_both_processes(pair):
+    """What its rounding goes by is the same everywhere; one process trains so too."""
+    first, second = (one["eight bits"] for one in pair)
+    assert first == second
+    alone = torch.tensor(in_eight_bits(Parallel()))
+    assert torch.allclose(torch.tensor(first)[:4], alone[:4], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .few_bits import Store
-from .saved_state import PIECE, Saved, empty, joined, split
+from .saved_state import Saved, empty, joined, split
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 LEAST = 4096
 """Elements of a parameter whose state is kept so."""
+LEAST_PIECE, _MOST_PIECE, _NUM_PIECES = 2**18, 2**22, 256
+"""Elements that are updated at once: the fewest and the most, and about how many pieces all parameters come to. More
+would be many kernels, larger ones much memory. Powers of 2, so that whole blocks are in each."""
 _NOISE = 2**16
 """By how many numbers the noise of one step may be shifted against that of another."""
 _TIMES = "times_written"
@@ -37,14 +40,15 @@ class KeptState:
         self.store: Store | None = None
         """None is as the optimizer's class keeps it."""
         self._noise: Tensor | None = None
+        self._piece = LEAST_PIECE
         optimizer.register_load_state_dict_pre_hook(self._before_loading)
         optimizer.register_load_state_dict_post_hook(self._after_loading)
 
     def use(self, optimizer: torch.optim.Optimizer, store: Store | None) -> None:
-        """Keep the state in a store from here on, and what there is of it by now."""
-        if store is self.store:
-            return
-        self.store = store
+        """Keep the state in a store from here on, and what there is of it by now, however it was kept."""
+        self.store, self._noise = store, None
+        num_elements = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
+        self._piece = max(LEAST_PIECE, min(2 ** (num_elements // _NUM_PIECES).bit_length(), _MOST_PIECE))
         optimizer.__dict__.pop("_init_group", None)
         if store is not None:
             self.put_on(optimizer, optimizer)
@@ -94,9 +98,9 @@ class KeptState:
         values, gradients = _flat(parameter), _flat(gradient)
         kept, before = split(row)
         known, times = dict(kept), before.pop(_TIMES, 0)  # at its first step the class makes its state
-        for start in range(0, values.numel(), PIECE):
-            piece = values[start : start + PIECE]
-            piece.grad = gradients[start : start + PIECE]
+        for start in range(0, values.numel(), self._piece):
+            piece = values[start : start + self._piece]
+            piece.grad = gradients[start : start + self._piece]
             state = {
                 name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in before.items()
             }
@@ -117,7 +121,7 @@ class KeptState:
         import torch
 
         if self._noise is None or self._noise.device != like.device:
-            numbers = torch.arange(PIECE + _NOISE, dtype=torch.float64, device=like.device)
+            numbers = torch.arange(self._piece + _NOISE, dtype=torch.float64, device=like.device)
             self._noise = numbers.mul_((5**0.5 - 1) / 2).frac_().float()
         start = times * 40_503 % _NOISE
         return self._noise[start : start + like.numel()]
@@ -153,8 +157,8 @@ class KeptState:
         if saved.store is self.store and saved.strides == parameter.stride():
             return saved.on(parameter)
         made, numbers = empty(saved.name, self.store, parameter), _flat(saved.full(parameter))
-        for start in range(0, numbers.numel(), PIECE):
-            values = numbers[start : start + PIECE]
+        for start in range(0, numbers.numel(), self._piece):
+            values = numbers[start : start + self._piece]
             made.write(start, values, self._noise_of(0, values))
         return made
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 STORES: Mapping[str, Store] = {"bf16": BFloat16(), "8bit": Codes()}
 """By the kind of ``optimizer_state``."""
-PIECE = 2**20
+_PIECE = 2**20
 """Elements of a parameter that are had in full at once: a multiple of every block's size."""
 _ORDER = "strides"
 """Beside the fields: the order in memory of the parameter's elements, in which they are."""
@@ -48,8 +48,8 @@ class Saved:
             return made.copy_(self.fields[self.name])
         numbers = torch.empty(parameter.numel(), device=parameter.device)
         here = self.on(parameter)
-        for start in range(0, numbers.numel(), PIECE):
-            numbers[start : start + PIECE] = here.read(start, min(start + PIECE, numbers.numel()))
+        for start in range(0, numbers.numel(), _PIECE):
+            numbers[start : start + _PIECE] = here.read(start, min(start + _PIECE, numbers.numel()))
         return made.copy_(numbers.as_strided(parameter.shape, self.strides))
 
     def on(self, parameter: Tensor) -> Saved:
