@@ -60,6 +60,10 @@ class Executor(ABC):
         ended([future])
         return result_of(future)
 
+    def share(self, others_wait: bool) -> None:  # noqa: B027
+        """Hear whether searches that take turns with this one wait for devices: they get those that stand idle. Most
+        executors hold none between trials."""
+
     @abstractmethod
     def close(self) -> None:
         """End every process this executor started, and their descendants. Futures still open get ``Crashed``."""

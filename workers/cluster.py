@@ -88,13 +88,15 @@ class ClusterOptions(_Frozen):
     gpus_per_trial: int | None
     address: str | None
     working_dir: str | None
+    in_turns: bool
+    """Other searches take turns with this one, which asks for devices only while it has something to run."""
     folder: str
     environment: dict[str, str]
     """Of this process: what a job that is started here would have."""
 
 
 class Waiting(_Frozen):
-    """It says so before its first answer: others use all the devices."""
+    """Others use all the devices."""
 
     num_slots: int
     device_type: str
@@ -122,6 +124,12 @@ class Ask(_Frozen):
     request: TrialRequest
 
 
+class Share(_Frozen):
+    """Whether other searches wait for devices: they get those that stand idle."""
+
+    others_wait: bool
+
+
 class Refused(_Frozen):
     """Its first answer: why there is no cluster, or none that is meant."""
 
@@ -140,7 +148,9 @@ class Answer(_Frozen):
 
 
 _FIRST: TypeAdapter[Ready | Refused | Waiting] = TypeAdapter(Ready | Refused | Waiting)
-_LATER: TypeAdapter[Answer | Changed] = TypeAdapter(Answer | Changed)
+_LATER: TypeAdapter[Answer | Changed | Waiting] = TypeAdapter(Answer | Changed | Waiting)
+ASKED: TypeAdapter[Ask | Share] = TypeAdapter(Ask | Share)
+"""What it is told later."""
 
 
 @cache
@@ -171,6 +181,7 @@ class RayExecutor(Executor):
         working_dir: Path | None = None,
         tell: Callable[[str], None] = lambda words: None,
         gpus_per_trial: int | None = 1,
+        in_turns: bool = False,
     ) -> None:
         """Start an isolated cluster on this machine, or join one.
 
@@ -181,6 +192,8 @@ class RayExecutor(Executor):
             working_dir: the folder that is shipped to the cluster at ``address``; tasks lie in it.
             tell: is told what is waited for.
             gpus_per_trial: one for each of its processes, on one machine; None is all that a machine has.
+            in_turns: of a cluster that is joined, a device is held only while a trial runs there, or nobody else waits
+                (:meth:`share`); none is waited for before.
 
         Raises:
             UserError: Ray is not installed, or the cluster lacks the device.
@@ -190,7 +203,7 @@ class RayExecutor(Executor):
         if importlib.util.find_spec("ray") is None:
             raise UserError("--executor ray needs Ray: `pip install ray`, or use --executor local.")
         self._where = f"the Ray cluster at {address}" if address else "the Ray cluster on this machine"
-        self._joined = address is not None
+        self._joined, self._tell = address is not None, tell
         self._shipped = working_dir.resolve() if address and working_dir else None
         self._asked: dict[int, Future[Outcome]] = {}
         self._numbers = itertools.count()
@@ -211,10 +224,11 @@ class RayExecutor(Executor):
                 gpus_per_trial=gpus_per_trial,
                 address=address,
                 working_dir=shipped,
+                in_turns=in_turns,
                 folder=str(self._scratch.path),
                 environment=dict(os.environ),
             )
-            ready = self._first_answer(options, tell)
+            ready = self._first_answer(options)
             undone.pop_all()
         self.num_slots, self.address, self.device_type = ready.num_slots, ready.address, ready.device_type
         self._is_watched = address is not None and self._answers()
@@ -244,6 +258,11 @@ class RayExecutor(Executor):
                 send(self._socket, Ask(number=number, request=request).model_dump_json(by_alias=True))
         return future
 
+    def share(self, others_wait: bool) -> None:
+        """Tell the slots whether other searches wait for devices."""
+        with self._lock, contextlib.suppress(OSError):  # the listener sees it, too
+            send(self._socket, Share(others_wait=others_wait).model_dump_json())
+
     def close(self) -> None:
         """End every actor with everything that came of it, and the cluster where it was started here."""
         with self._lock:
@@ -269,16 +288,13 @@ class RayExecutor(Executor):
                 start_new_session=True,  # the terminal's Ctrl-C is for the driver
             )
 
-    def _first_answer(self, options: ClusterOptions, tell: Callable[[str], None]) -> Ready:
+    def _first_answer(self, options: ClusterOptions) -> Ready:
         with contextlib.suppress(OSError):
             send(self._socket, options.model_dump_json())
         self._core: dict[str, ProcessId] = {}
         answer = self._next_answer()
         if isinstance(answer, Waiting):
-            tell(
-                f"{self._where}: all of {answer.num_slots} x {answer.device_type} are in use by other work. Waiting "
-                "for one; Ctrl-C ends that."
-            )
+            self._tell_of(answer)
             answer = self._next_answer()
         assert not isinstance(answer, Waiting), "it is said once"
         if isinstance(answer, Refused):
@@ -287,6 +303,12 @@ class RayExecutor(Executor):
             raise (TrialsLost if answer.is_lost else UserError)(answer.reason)
         self._find_core()
         return answer
+
+    def _tell_of(self, waiting: Waiting) -> None:
+        self._tell(
+            f"{self._where}: all of {waiting.num_slots} x {waiting.device_type} are in use by other work. Waiting for "
+            "one; Ctrl-C ends that."
+        )
 
     def _next_answer(self) -> Ready | Refused | Waiting:
         while not self._has_answer(_LOOK_S):
@@ -324,6 +346,8 @@ class RayExecutor(Executor):
                 answer = _LATER.validate_json(text)
                 if isinstance(answer, Changed):
                     self.num_slots = max(answer.num_slots, 1)  # without any, a trial says so
+                elif isinstance(answer, Waiting):
+                    self._tell_of(answer)
                 elif isinstance(answer.outcome, Lost):
                     losses.append((time.monotonic() + _LOOK_S, answer))
                 else:

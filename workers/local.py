@@ -31,7 +31,7 @@ _Key = tuple[int, frozenset[tuple[str, str]]]
 """Of a fork server: its lane, and its environment."""
 
 
-class LocalExecutor(SlotPool):
+class LocalExecutor(SlotPool["LocalSlot"]):
     """Runs each trial in a process of its own on this machine; one slot for the CPU, or one for each GPU or
     so many of them as a trial takes."""
 
@@ -54,7 +54,7 @@ class LocalExecutor(SlotPool):
             LocalSlot({**os.environ, **place.environment}, name=name, processors=place.processors)
             for name, place in found.items()
         ]
-        super().__init__(slots, is_used=lambda slot: isinstance(slot, LocalSlot) and is_any_held(slot.environment))
+        super().__init__(slots, is_used=lambda slot: is_any_held(slot.environment))
 
 
 class LocalSlot:

@@ -44,6 +44,10 @@ class Overheard(Executor):
         self._executor.submit(request).add_done_callback(pass_on)
         return heard
 
+    def share(self, others_wait: bool) -> None:
+        """As the executor does."""
+        self._executor.share(others_wait)
+
     def close(self) -> None:
         """End what the executor started."""
         self._executor.close()

@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from ._base import Executor
 from .outcome import STOPPED, Lost, Outcome
@@ -16,6 +16,8 @@ from .request import TrialRequest
 _PAUSES_S = (0.0, 3.0)
 """Before each further try: a server that was killed is started again at once, a full disk may be cleared soon. A loss
 whose device has gone with it is none of these tries."""
+_LOOK_S = 1.0
+"""How long a device is waited for before it is looked for another."""
 _PATIENCE_S = 15.0
 """How long no device may come before it is said that all are waited for: to start a process there takes seconds."""
 _MOST_THREADS = 4096
@@ -45,18 +47,28 @@ class Slot(Protocol):
 class SharedSlot(Slot, Protocol):
     """A slot whose device others may be using."""
 
-    def wait_until_up(self) -> None:
-        """Until its device is its own, however long that takes, or it never will be, which its next trial tells."""
+    def gets_device(self, within_s: float) -> bool:
+        """Whether its device is its own within so long, or it is closed."""
+
+    @property
+    def has_device(self) -> bool:
+        """Whether its device is its own now."""
+
+    def leave_device(self) -> None:
+        """Give its device back, also where it is still waited for."""
 
 
-class SlotPool(Executor):
+AnySlot = TypeVar("AnySlot", bound=Slot)
+
+
+class SlotPool(Executor, Generic[AnySlot]):
     """An executor over some slots, which may come and go."""
 
     def __init__(
         self,
-        slots: Sequence[Slot],
-        is_there: Callable[[Slot], bool] = lambda slot: True,
-        is_used: Callable[[Slot], bool] = lambda slot: False,
+        slots: Sequence[AnySlot],
+        is_there: Callable[[AnySlot], bool] = lambda slot: True,
+        is_used: Callable[[AnySlot], bool] = lambda slot: False,
     ) -> None:
         """
         Args:
@@ -65,7 +77,7 @@ class SlotPool(Executor):
             is_used: whether another search's trial has the device of a free slot: one is taken that is idle, if any is.
         """
         self._slots, self._is_there, self._is_used = list(slots), is_there, is_used
-        self._leaving: list[Slot] = []
+        self._leaving: list[AnySlot] = []
         self._free = list(slots)
         """The last is taken first: a slot that has run is warm."""
         self._numbers = itertools.count()
@@ -81,13 +93,13 @@ class SlotPool(Executor):
         """Those that are left."""
         return len(self._slots)
 
-    def add(self, slot: Slot) -> None:
+    def add(self, slot: AnySlot) -> None:
         """A device has come."""
         with self._changed:
             self._slots.append(slot)
             self._release(slot)
 
-    def retire(self, has_gone: Callable[[Slot], bool]) -> None:
+    def retire(self, has_gone: Callable[[AnySlot], bool]) -> None:
         """Devices have gone, or are about to: nothing is started there any more. What runs there may end; what is lost
         is run elsewhere."""
         with self._changed:
@@ -129,6 +141,8 @@ class SlotPool(Executor):
             while slot is not None and pauses_s:
                 if self._closing.wait(pauses_s[0]):
                     return STOPPED
+                if (slot := self._ready(slot, number)) is None:
+                    break
                 outcome = slot.run(request)
                 if not isinstance(outcome, Lost):
                     return outcome.model_copy(update={"where": slot.name})
@@ -148,7 +162,7 @@ class SlotPool(Executor):
             losses.append("no device is left")
         return Lost(message="; ".join(dict.fromkeys(losses)))
 
-    def _take(self, number: int) -> Slot | None:
+    def _take(self, number: int) -> AnySlot | None:
         """A free slot, once there is one and all that were asked before have theirs; None where none is left."""
         with self._changed:
             self._waiting.add(number)  # again, of one whose device has gone
@@ -157,25 +171,34 @@ class SlotPool(Executor):
             self._changed.notify_all()
             if not self._slots:
                 return None
-            idle = next((slot for slot in reversed(self._free[1:]) if not self._is_used(slot)), self._free[0])
-            self._free.remove(idle)
-            return idle
+            chosen = self._choose()
+            self._free.remove(chosen)
+            return chosen
 
-    def _has_gone(self, slot: Slot) -> bool:
+    def _choose(self) -> AnySlot:
+        """Of the free slots."""
+        return next((slot for slot in reversed(self._free[1:]) if not self._is_used(slot)), self._free[0])
+
+    def _ready(self, slot: AnySlot, number: int) -> AnySlot | None:
+        """The slot that is to run a request: the one that it has, or another in its place; None where none is left."""
+        return slot
+
+    def _has_gone(self, slot: AnySlot) -> bool:
         if not self._is_there(slot):
             self.retire(lambda other: other is slot)
         return slot not in self._slots
 
-    def _another(self, slot: Slot) -> Slot:
+    def _another(self, slot: AnySlot) -> AnySlot:
         """A free slot in exchange for one that was lost; the same where no other is free."""
         with self._changed:
             if not self._free:
                 return slot
-            other = self._free.pop()
+            other = self._choose()
+            self._free.remove(other)
             self._release(slot)
             return other
 
-    def _release(self, slot: Slot) -> None:
+    def _release(self, slot: AnySlot) -> None:
         """A slot has nothing to run: the next trial may have it, unless its device goes."""
         with self._changed:
             if slot in self._slots:
@@ -185,20 +208,94 @@ class SlotPool(Executor):
             with contextlib.suppress(RuntimeError):  # closed, with all slots
                 self._threads.submit(self._end, slot)
 
-    def _end(self, slot: Slot) -> None:
+    def _end(self, slot: AnySlot) -> None:
         slot.close()
         with contextlib.suppress(ValueError):  # another thread has
             self._leaving.remove(slot)
 
 
-class Joining:
+AnyShared = TypeVar("AnyShared", bound=SharedSlot)
+
+
+class TurnsPool(SlotPool[AnyShared]):
+    """Slots on devices that several searches take turns on: each has its device while it runs a trial, and keeps it for
+    its next one as long as nobody else waits."""
+
+    def __init__(
+        self,
+        slots: Sequence[AnyShared],
+        is_there: Callable[[AnyShared], bool],
+        is_used: Callable[[AnyShared], bool],
+        tell: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            slots: those that there are now.
+            is_there: whether the device of a slot whose trial was lost has not gone for good.
+            is_used: whether others have the device of a free slot.
+            tell: is called where a trial waits for its device for long, although it is its turn.
+        """
+        super().__init__(slots, is_there, is_used)
+        self._tell = tell
+        self._others_wait = False
+
+    def share(self, others_wait: bool) -> None:
+        """Others wait for devices, who get those that stand idle; or none does any more."""
+        with self._changed:
+            self._others_wait = others_wait
+            idle, self._free = (self._free, []) if others_wait else ([], self._free)
+        for slot in idle:
+            with contextlib.suppress(RuntimeError):  # closed, with all slots
+                self._threads.submit(self._leave, slot)
+
+    def _leave(self, slot: AnyShared) -> None:
+        slot.leave_device()
+        super()._release(slot)
+
+    def _release(self, slot: AnyShared) -> None:
+        with self._changed:
+            if not self._others_wait or slot not in self._slots:
+                super()._release(slot)
+                return
+        self._leave(slot)
+
+    def _choose(self) -> AnyShared:
+        """One that has its device, if any has: no second one is held beside it."""
+        held = next((slot for slot in reversed(self._free) if slot.has_device), None)
+        return held or super()._choose()
+
+    def _ready(self, slot: AnyShared, number: int) -> AnyShared | None:
+        """Once it has its device; or another, where others use that meanwhile."""
+        found: AnyShared | None = slot
+        waited_s = 0.0
+        while found is not None and not found.gets_device(_LOOK_S):
+            if waited_s < _PATIENCE_S <= waited_s + _LOOK_S:
+                self._tell()
+            waited_s += _LOOK_S
+            found = self._instead(found, number)
+        return found
+
+    def _instead(self, slot: AnyShared, number: int) -> AnyShared | None:
+        """A free slot whose device nobody uses, in place of one that is waited for; the same where there is none."""
+        with self._changed:
+            is_left = slot in self._slots
+            other = next((each for each in reversed(self._free) if is_left and not self._is_used(each)), None)
+            if is_left and other is None:
+                return slot
+            if other is not None:
+                self._free.remove(other)
+        self._leave(slot)
+        return other or self._take(number)
+
+
+class Joining(Generic[AnyShared]):
     """Slots that a pool gets once their devices are free. Else a trial would wait for a device that others use while
     another stands idle."""
 
-    def __init__(self, pool: SlotPool, is_there: Callable[[Slot], bool]) -> None:
+    def __init__(self, pool: SlotPool[AnyShared], is_there: Callable[[AnyShared], bool]) -> None:
         """
         Args:
-            pool: that gets them.
+            pool: that gets them; one of turns at once, for its trials wait for their devices.
             is_there: whether the device of one that is up has not gone meanwhile.
         """
         self._pool, self._is_there = pool, is_there
@@ -206,10 +303,13 @@ class Joining:
         self.tell: Callable[[], None] = lambda: None
         """Is called when one has joined."""
 
-    def begin(self, slots: Iterable[SharedSlot]) -> None:
+    def begin(self, slots: Iterable[AnyShared]) -> None:
         """Wait for their devices, each in a thread of its own."""
         for slot in slots:
-            threading.Thread(target=self._join, args=(slot,), daemon=True).start()
+            if isinstance(self._pool, TurnsPool):
+                self._has_come(slot)
+            else:
+                threading.Thread(target=self._join, args=(slot,), daemon=True).start()
 
     def wait_for_one(self, tell: Callable[[], None]) -> None:
         """Until one has joined; ``tell`` is called, once, where that takes long."""
@@ -217,9 +317,13 @@ class Joining:
             tell()
             self._has_one.wait()
 
-    def _join(self, slot: SharedSlot) -> None:
-        slot.wait_until_up()
+    def _join(self, slot: AnyShared) -> None:
+        while not slot.gets_device(_LOOK_S) and self._is_there(slot):
+            pass
         if self._is_there(slot):
-            self._pool.add(slot)
-            self._has_one.set()
-            self.tell()
+            self._has_come(slot)
+
+    def _has_come(self, slot: AnyShared) -> None:
+        self._pool.add(slot)
+        self._has_one.set()
+        self.tell()

@@ -1,4 +1,4 @@
-"""The process that Ray lives in: one actor per device, each with fork servers of its own. The only importer of ray."""
+"""The process that Ray lives in: an actor for each device, with fork servers of its own. The only importer of ray."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from typing import Any, Literal
 import ray
 from pydantic import BaseModel
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ..errors import Caught, TrialsLost, UnlikeDevices, UserError
 from ..internals import TRIED, lost
 from ..measure.processes import read
-from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused, Waiting
+from .cluster import ASKED, WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused, Waiting
 from .local import LocalSlot, is_any_held
 from .outcome import OUTCOME, Lost, Outcome
 from .placement import Place, check_nodes, choose_type, slots_here, trial_size, types_here
-from .pool import Joining, Slot, SlotPool
+from .pool import Joining, SlotPool, TurnsPool
 from .process import adopt_orphans, end_orphans
 from .protocol import receive, send
 from .request import REQUEST, TrialRequest
@@ -44,8 +45,9 @@ _PROBE_S = 60.0
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Only requests and outcomes cross Ray."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_PLACED = {"max_concurrency": 2}
-"""Of an actor: it runs a trial, and is closed meanwhile."""
+_PLACED: dict[str, Any] = {"max_concurrency": 2, "num_cpus": 0}
+"""Of an actor: it runs a trial, and is closed meanwhile; its device is not Ray's to count for it."""
+_NODE_LABEL = "ray.io/node-id"
 _NOT_SHIPPED = [".git", ".venv", ".autotune", "__pycache__"]
 _FORCED_BY_RAY = frozenset({*THREAD_VARIABLES, "PYTHONBREAKPOINT", "PYTHONUNBUFFERED"})
 """Variables that a Ray worker has and a job would not."""
@@ -76,6 +78,7 @@ def tell_kind(address: str) -> None:
         "device_name": None,
         "gpus_per_trial": 1,
         "working_dir": None,
+        "in_turns": False,
         "folder": "",
         "environment": {},
     }
@@ -115,12 +118,20 @@ def _serve(connection: socket.socket, options: ClusterOptions, started: threadin
     def answer(number: int, future: Future[Outcome]) -> None:
         tell(Answer(number=number, outcome=_outcome_of(future)))
 
-    with SlotPool([] if options.address else slots, cluster.has, cluster.is_used) as pool:
+    def tell_of_waiting() -> None:
+        tell(Waiting(num_slots=len(slots), device_type=cluster.type))
+
+    own = slots if options.address is None else []
+    with (
+        TurnsPool(own, cluster.has, cluster.is_used, tell_of_waiting)
+        if options.in_turns and options.address
+        else SlotPool(own, cluster.has, cluster.is_used)
+    ) as pool:
         joined = Joining(pool, cluster.has)
         if options.address:
             joined.begin(slots)
             threading.Thread(target=cluster.follow, args=(pool, joined, ended), daemon=True).start()
-            joined.wait_for_one(lambda: tell(Waiting(num_slots=len(slots), device_type=cluster.type)))
+            joined.wait_for_one(tell_of_waiting)
         started.set()
         address = ray.get_runtime_context().gcs_address
         tell(Ready(num_slots=pool.num_slots, address=address, device_type=cluster.type))
@@ -128,8 +139,11 @@ def _serve(connection: socket.socket, options: ClusterOptions, started: threadin
             joined.tell = lambda: tell(Changed(num_slots=pool.num_slots))
             joined.tell()  # of those that came meanwhile
         while (text := receive(connection)) is not None:
-            ask = Ask.model_validate_json(text)
-            pool.submit(ask.request).add_done_callback(partial(answer, ask.number))
+            asked = ASKED.validate_json(text)
+            if isinstance(asked, Ask):
+                pool.submit(asked.request).add_done_callback(partial(answer, asked.number))
+            else:
+                pool.share(asked.others_wait)
         ended.set()
 
 
@@ -140,71 +154,143 @@ def _outcome_of(future: Future[Outcome]) -> Outcome:
 
 
 class _TrialActor:
-    """Lives in a Ray worker; its fork servers and their trials are that worker's descendants."""
+    """Lives in a Ray worker; its fork servers and their trials are that worker's descendants. It has no device by
+    itself."""
 
     def __init__(self, base: Mapping[str, str] | None = None, processors: Sequence[int] = ()) -> None:
         adopt_orphans()  # of a fork server that was killed
         mine = os.environ
         if base is None:
             base = {name: value for name, value in mine.items() if name not in _FORCED_BY_RAY}
-        gpus = ",".join(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))  # Ray may be told not to set it
-        own = {**base, _VISIBLE: gpus} if gpus else base
-        self._slot = LocalSlot(own, processors=processors)
+        self._base, self._processors = base, processors
+        self._slots: dict[str, LocalSlot] = {}
 
     def is_up(self) -> None:
-        """Answers once it is: its device is its own."""
+        """Answers once it is."""
 
-    def run(self, request: str) -> str:
-        """JSON in, JSON out: objects would tie the driver's version to the worker's."""
-        return self._slot.run(REQUEST.validate_json(request)).model_dump_json(by_alias=True)
+    def run(self, request: str, gpus: str) -> str:
+        """JSON in, JSON out: objects would tie the driver's version to the worker's.
+
+        Args:
+            request: what to run.
+            gpus: as ``CUDA_VISIBLE_DEVICES`` names them.
+        """
+        return self._slot_on(gpus).run(REQUEST.validate_json(request)).model_dump_json(by_alias=True)
+
+    def _slot_on(self, gpus: str) -> LocalSlot:
+        if gpus not in self._slots:
+            own = {**self._base, _VISIBLE: gpus} if gpus else self._base
+            self._slots[gpus] = LocalSlot(own, processors=self._processors)
+        return self._slots[gpus]
 
     def close(self) -> None:
-        """End the slot's processes."""
-        self._slot.close()
+        """End the processes of all slots."""
+        for slot in [*self._slots.values()]:
+            slot.close()
+
+
+def _gpus_here() -> str:
+    """Those that Ray gave this worker, whose environment it may have been told to leave as it is."""
+    return ",".join(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
+
+
+class _Device:
+    """What a node has for one trial at a time. Ray keeps it for who has asked, with no process there."""
+
+    def __init__(self, node: str, needs: Mapping[str, float]) -> None:
+        self._node, self.needs = node, needs
+        self.is_held = False
+        self._group: Any = None
+        self._gpus: str | None = None
+        self._lock = threading.Lock()
+
+    def take(self, within_s: float) -> bool:
+        """Ask for it, and wait so long."""
+        with self._lock:
+            if self._group is None:
+                self._group = placement_group([dict(self.needs)], bundle_label_selector=[{_NODE_LABEL: self._node}])
+            group = self._group
+        with Caught():  # Ray raises a plain Exception where it is given back meanwhile
+            if group.wait(int(within_s)):
+                with self._lock:
+                    self.is_held = self._group is group
+        return self.is_held
+
+    def give_back(self) -> None:
+        """Also where it is still waited for."""
+        with self._lock:
+            group, self._group, self._gpus, self.is_held = self._group, None, None, False
+        if group is not None:
+            with contextlib.suppress(RayError):
+                remove_placement_group(group)
+
+    def gpus(self) -> str:
+        """Which GPUs it is: Ray tells a worker alone.
+
+        Raises:
+            RayError: its node has gone.
+        """
+        if self._gpus is None:
+            number = self.needs.get("GPU", 0)
+            asked = ray.remote(_gpus_here).options(
+                num_cpus=0, num_gpus=number, scheduling_strategy=PlacementGroupSchedulingStrategy(self._group)
+            )
+            self._gpus = ray.get(asked.remote()) if number else ""
+        return self._gpus
 
 
 class _RaySlot:
-    """One actor, started when it is needed, and again after it was lost."""
+    """A device, and an actor beside it, which is started when it is needed, and again after it was lost."""
 
-    def __init__(self, name: str, node: str, options: Mapping[str, Any], place: Place | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        node: str,
+        device: _Device | None = None,
+        options: Mapping[str, Any] = _PLACED,
+        place: Place | None = None,
+    ) -> None:
         """
         Args:
             name: of the device.
             node: that it is on.
+            device: None where nobody else asks Ray for it.
             options: of the actor.
             place: what its trials have; None is what its worker has, less Ray's part.
         """
-        self.name, self.node = name, node
+        self.name, self.node, self.device, self.place = name, node, device, place
         self._options = options
-        self.place = place
         self._actor: Any = None
         self._is_up = False
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def wait_until_up(self) -> None:
-        """However long others use its device; of an actor that is lost meanwhile the next trial tells."""
-        with contextlib.suppress(RayError):
-            self._wait()
+    @property
+    def has_device(self) -> bool:
+        """Whether its device is its own now."""
+        return self.device is None or self.device.is_held
 
-    def _wait(self) -> None:
-        if not self._is_up and (actor := self._living_actor()) is not None:
-            try:
-                ray.get(actor.is_up.remote())
-            except RayError:
-                self._kill()
-                raise
-            self._is_up = True
+    def gets_device(self, within_s: float) -> bool:
+        """Whether it has its device within so long; where it is closed meanwhile, the next trial tells."""
+        return self._is_closed or self.device is None or self.device.take(within_s)
+
+    def leave_device(self) -> None:
+        """Give it back. The actor stays: to start another takes seconds."""
+        if self.device is not None:
+            self.device.give_back()
 
     def run(self, request: TrialRequest) -> Outcome:
         """Run a trial under this slot's actor: ``Lost`` where the actor, its worker or its machine was lost, its
         environment cannot be set up, or the slot is closed."""
         try:
-            self._wait()
             actor = self._living_actor()
             if actor is None:
                 return Lost(message="the slot is closed")
-            reference = actor.run.remote(request.model_dump_json(by_alias=True))
+            if not self._is_up:
+                ray.get(actor.is_up.remote())
+                self._is_up = True
+            gpus = "" if self.device is None else self.device.gpus()
+            reference = actor.run.remote(request.model_dump_json(by_alias=True), gpus)
             return OUTCOME.validate_json(ray.get(reference, timeout=request.latest_s + _GRACE_S))
         except RayError as error:
             self._kill()
@@ -212,7 +298,7 @@ class _RaySlot:
             return Lost(message=f"Ray: {str(error).strip().splitlines()[-1]}")
 
     def close(self) -> None:
-        """End the actor with everything that came of it."""
+        """End the actor with everything that came of it, and give the device back."""
         with self._lock:
             self._is_closed = True
         if self._actor is not None:
@@ -220,6 +306,7 @@ class _RaySlot:
                 with contextlib.suppress(RayError):  # it has died already
                     ray.get(self._actor.close.remote(), timeout=_CLOSE_S)
             self._kill()
+        self.leave_device()
 
     def _living_actor(self) -> Any:
         with self._lock:
@@ -312,13 +399,22 @@ class _Cluster:
         self._size = 1
         """GPUs of a trial."""
 
-    def has(self, slot: Slot) -> bool:
+    def has(self, slot: _RaySlot) -> bool:
         """Whether its node is still there, and stays."""
-        return isinstance(slot, _RaySlot) and slot.node in self._look()
+        return slot.node in self._look()
 
-    def is_used(self, slot: Slot) -> bool:
-        """Whether another search's trial has its device. Where Ray gave the device, none can."""
-        return isinstance(slot, _RaySlot) and slot.place is not None and is_any_held(slot.place.environment)
+    def is_used(self, slot: _RaySlot) -> bool:
+        """Whether others have its device: by the name that they hold, or by what Ray has left to give there."""
+        if slot.place is not None:
+            return is_any_held(slot.place.environment)
+        if slot.device is None or slot.has_device:
+            return False
+        from ray._private.state import available_resources_per_node
+
+        left: dict[str, float] = {}
+        with contextlib.suppress(RayError):
+            left = available_resources_per_node().get(slot.node, {})  # type: ignore[no-untyped-call]
+        return any(left.get(name, 0) < number for name, number in slot.device.needs.items())
 
     def slots(self) -> list[_RaySlot]:
         """Of the nodes that are here now.
@@ -343,16 +439,11 @@ class _Cluster:
         asked = self._options
         self.type, found = slots_here(asked.device, asked.device_name, asked.gpus_per_trial)
         return [
-            _RaySlot(
-                name,
-                node,
-                {**_PLACED, "num_cpus": 0},
-                place._replace(environment={**asked.environment, **place.environment}),
-            )
+            _RaySlot(name, node, place=place._replace(environment={**asked.environment, **place.environment}))
             for name, place in found.items()
         ]
 
-    def follow(self, pool: SlotPool, joined: Joining, ended: threading.Event) -> None:
+    def follow(self, pool: SlotPool[_RaySlot], joined: Joining[_RaySlot], ended: threading.Event) -> None:
         """In a thread: nodes come and go."""
         while not ended.wait(_LOOK_S):
             nodes = self._look()
@@ -396,13 +487,14 @@ class _Cluster:
 
     def _slots_of(self, node: Mapping[str, Any], number: int) -> list[_RaySlot]:
         """A GPU each, or those of a trial; or the machine, with its processors where others may want them."""
-        resources: dict[str, Any] = {"num_gpus": self._size}
+        needs = {"GPU": self._size, "CPU": 1}  # what others ask Ray for in a GPU's name has a processor with it
         if self._options.device == "cpu":
-            resources = {"num_cpus": int(node["Resources"]["CPU"])}
-        placed = {**_PLACED, "scheduling_strategy": _on(node["NodeID"]), **resources}
-        name = f"{node['NodeManagerHostname']}/{node['NodeID'][:6]}"
+            needs = {"CPU": int(node["Resources"]["CPU"])}
+        id = node["NodeID"]
+        placed = {**_PLACED, "scheduling_strategy": _on(id)}
+        name = f"{node['NodeManagerHostname']}/{id[:6]}"
         names = [
             f"{name} GPU {', '.join(map(str, range(at, at + self._size)))}" if self._options.device == "cuda" else name
             for at in range(0, number - self._size + 1, self._size)
         ]
-        return [_RaySlot(each, node["NodeID"], placed) for each in names]
+        return [_RaySlot(each, id, _Device(id, needs), placed) for each in names]

@@ -55,6 +55,8 @@ class Told(BaseModel):
     """The search's share of the devices."""
     begin: int | None = None
     """Number of the request whose turn it is."""
+    others_wait: bool = False
+    """Other searches wait for what this one has: where that is a cluster's, they get what stands idle."""
 
 
 class TurnsOfServer(GivesTurns):
@@ -78,7 +80,7 @@ class TurnsOfServer(GivesTurns):
         """
         self.lock, self.clock = threading.RLock(), clock
         self._connection, self._executor, self._device, self._stop = connection, executor, device, stop
-        self._share = 1
+        self._share, self._others_wait, self._said_slots = 1, False, 0
         self._numbers = itertools.count()
         self._asked: dict[int, tuple[Member, Start, Future[Outcome]]] = {}
         self._end: Outcome | None = None
@@ -113,7 +115,8 @@ class TurnsOfServer(GivesTurns):
         self._connection.close()
 
     def _say(self, asks: int | None = None, promise: float | None = None, ended: int | None = None) -> None:
-        said = Said(device=self._device, num_slots=self._executor.num_slots, asks=asks, promise=promise, ended=ended)
+        self._said_slots = self._executor.num_slots
+        said = Said(device=self._device, num_slots=self._said_slots, asks=asks, promise=promise, ended=ended)
         with contextlib.suppress(OSError):  # it has gone, which ends what waits
             self._connection.send(said.model_dump_json(exclude_none=True).encode())
 
@@ -122,6 +125,8 @@ class TurnsOfServer(GivesTurns):
             if self._stop.is_set():
                 self._give_back(STOPPED)
             if not select.select([self._connection], [], [], _LOOK_S)[0]:
+                if self._executor.num_slots != self._said_slots:
+                    self._say()
                 continue
             try:
                 data = self._connection.recv(MOST_BYTES)
@@ -131,6 +136,9 @@ class TurnsOfServer(GivesTurns):
                 return self._give_back(_GONE)
             told = Told.model_validate_json(data)
             self._share = told.num_slots
+            if told.others_wait != self._others_wait:
+                self._others_wait = told.others_wait
+                self._executor.share(told.others_wait)
             if told.begin is not None:
                 self._begin(told.begin)
 

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     check_asked(options)  # before anything is said of reading the task
     stop, here = threading.Event(), Path.cwd()
     connection = server_connection()
+    where = replace(where, in_turns=connection is not None)
     changes = Changes(here, *_own_files(options)) if options.command is not None else None
     time_budget = TimeBudget(options.trial_time, options.max_time)  # the executor's start is in the time that was given
     spent: list[Spent] = []
@@ -51,13 +53,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
             watching(options, console(sys.stderr)) as display,
             trials(where.for_search(options), options.task, options.device) as executor,
             interrupts(stop, executor.close, display.interrupted),
-            taking_turns(
-                connection if where.address is None else None,  # Ray gives a cluster's device to one search at a time
-                executor,
-                options.device,
-                stop,
-                time_budget,
-            ) as (in_turn, note_event),
+            taking_turns(connection, executor, options.device, stop, time_budget) as (in_turn, note_event),
         ):
 
             def show(event: Event) -> None:

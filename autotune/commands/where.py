@@ -38,6 +38,8 @@ class Where:
     """Part of a device's name and memory, where there are unlike ones."""
     gpus_per_trial: int | None = 1
     """One for each process of the job; None is all that there are."""
+    in_turns: bool = False
+    """Other searches share a cluster's devices by trial, as those of a service do."""
     is_command: bool = True
     """This process is a command, and ends with it; else it is a user's own, whose signals and children stay its own."""
 
@@ -59,7 +61,7 @@ class Where:
             return LocalExecutor(device, self.device_name, self.gpus_per_trial)
         from ..workers.cluster import RayExecutor
 
-        return RayExecutor(device, self.device_name, self.address, path, tell, self.gpus_per_trial)
+        return RayExecutor(device, self.device_name, self.address, path, tell, self.gpus_per_trial, self.in_turns)
 
     def for_search(self, options: SearchOptions) -> Where:
         """The same, with as many GPUs in each trial as the job, or a choice of the space, has processes.

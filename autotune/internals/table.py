@@ -242,7 +242,11 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "ray_pool",
         "no trial runs by Ray: use --executor local",
-        ("ray._private.state.state.get_draining_nodes", "ray.init:_temp_dir"),
+        (
+            "ray._private.state.state.get_draining_nodes",
+            "ray._private.state.available_resources_per_node",
+            "ray.init:_temp_dir",
+        ),
     ),
     Feature(
         "sampler",

@@ -31,7 +31,7 @@ class Runner:
         """Nothing runs before :meth:`start`. The caller holds the state folder alone: every lease of a search in it
         that is there already is a dead server's."""
         self._leases, self._places, self._options = leases, places, options
-        self._turns = SearchTurns()
+        self._turns = SearchTurns(options.is_cluster)
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()

@@ -78,7 +78,7 @@ class RunnerOptions:
     """Options of a server's drivers."""
 
     num_searches: int = 1
-    """Searches at a time; on this machine's devices they take turns by trial."""
+    """Searches at a time, which take turns on devices by trial."""
     lease_s: float = 30.0
     """A lease without a sign of life ends after so many seconds."""
     beat_s: float = 0.5
@@ -89,6 +89,8 @@ class RunnerOptions:
     """The command that starts ``autotune``."""
     driver_options: tuple[str, ...] = ()
     """Options of ``autotune search`` that are the server's to decide."""
+    is_cluster: bool = False
+    """Trials run on a Ray cluster that was there before."""
     pass_env: tuple[str, ...] = ()
     """Environment variables that drivers and tasks get, whatever is in them."""
     run_as: Users | None = None

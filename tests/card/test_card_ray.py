@@ -32,7 +32,7 @@ def test_an_actor_trains_on_what_ray_has_given_it(monkeypatch, given, seen):
     monkeypatch.setattr(ray_pool.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(ray_pool, "adopt_orphans", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert ray_pool._TrialActor()._slot.environment["CUDA_VISIBLE_DEVICES"] == seen
+    assert ray_pool._TrialActor()._slot_on(ray_pool._gpus_here()).environment["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.mark.parametrize(("size", "named"), [(1, ["GPU-2", "GPU-3"]), (2, ["GPU-2,GPU-3"])])
@@ -47,6 +47,7 @@ def test_on_this_machine_trials_have_what_they_have_without_ray(monkeypatch, siz
         gpus_per_trial=size,
         address=None,
         working_dir=None,
+        in_turns=False,
         folder="",
         environment={"A": "b"},
     )
@@ -79,8 +80,8 @@ class Shared:
     def __init__(self, name):
         self.name, self.free, self.joined = name, threading.Event(), threading.Event()
 
-    def wait_until_up(self):
-        self.free.wait()
+    def gets_device(self, within_s):
+        return self.free.wait()
 
     def run(self, request):
         return Failed(message=self.name)
@@ -148,7 +149,7 @@ def test_a_trials_deadline_begins_when_it_has_its_device(monkeypatch):
     """Others may use it for hours: a trial that did not even begin was lost."""
     ray = FakeRay({"is_up": None, "run": Failed(message="ran").model_dump_json(by_alias=True), "close": None})
     monkeypatch.setattr(ray_pool, "ray", ray)
-    slot = ray_pool._RaySlot("gpu", "node", {})
+    slot = ray_pool._RaySlot("gpu", "node")
     assert [slot.run(REQUEST).message for _ in range(2)] == ["ran", "ran"]
     limit = REQUEST.latest_s + ray_pool._GRACE_S
     assert ray.asked == [("is_up", None), ("run", limit), ("run", limit)]
@@ -158,17 +159,16 @@ def test_an_actor_that_cannot_come_is_asked_for_anew(monkeypatch):
     ray = FakeRay({"is_up": ray_pool.RayError("no room there"), "close": None})
     monkeypatch.setattr(ray_pool, "ray", ray)
     monkeypatch.setattr(ray_pool, "end_orphans", lambda: None)
-    slot = ray_pool._RaySlot("gpu", "node", {})
-    slot.wait_until_up()
-    assert (ray.killed, slot._actor) == (1, None)
+    slot = ray_pool._RaySlot("gpu", "node")
     assert slot.run(REQUEST) == Lost(message="Ray: no room there")
+    assert (ray.killed, slot._actor) == (1, None)
 
 
-def test_who_still_waits_for_a_device_is_not_asked_to_close(monkeypatch):
+def test_who_has_not_come_yet_is_not_asked_to_close(monkeypatch):
     """It would not answer."""
     ray = FakeRay({})
     monkeypatch.setattr(ray_pool, "ray", ray)
-    slot = ray_pool._RaySlot("gpu", "node", {})
+    slot = ray_pool._RaySlot("gpu", "node")
     assert slot._living_actor() is not None
     slot.close()
     assert (ray.asked, ray.killed) == ([], 1)
@@ -203,13 +203,20 @@ def test_a_trial_of_several_processes_has_a_gpu_for_each(monkeypatch, size, slot
     }
     monkeypatch.setattr(ray_pool, "_nodes", lambda device: nodes)
     options = ClusterOptions(
-        device="cuda", device_name=None, gpus_per_trial=size, address="a:1", working_dir=None, folder="", environment={}
+        device="cuda",
+        device_name=None,
+        gpus_per_trial=size,
+        address="a:1",
+        working_dir=None,
+        in_turns=False,
+        folder="",
+        environment={},
     )
     cluster = ray_pool._Cluster(options)
     monkeypatch.setattr(cluster, "_types_on", lambda nodes: {"a" * 56: [LARGE.type] * 3, "b" * 56: [LARGE.type]})
     found = cluster.slots()
     assert [slot.name for slot in found] == slots
-    assert {slot._options["num_gpus"] for slot in found} == {size}
+    assert {slot.device.needs["GPU"] for slot in found} == {size}
 
 
 @pytest.mark.slow

@@ -33,6 +33,10 @@ class ByHand(Executor):
     def __init__(self, num_slots: int = 1) -> None:
         self.num_slots = num_slots
         self.running: list[Future[Outcome]] = []
+        self.told: list[bool] = []
+
+    def share(self, others_wait: bool) -> None:
+        self.told.append(others_wait)
 
     def submit(self, request: TrialRequest) -> Future[Outcome]:
         self.running.append(Future())
@@ -69,8 +73,10 @@ class Driver:
 
 
 @contextmanager
-def drivers(*names: str, num_slots: int = 1, device: str = "cpu") -> Iterator[tuple[SearchTurns, list[Driver]]]:
-    turns = SearchTurns()
+def drivers(
+    *names: str, num_slots: int = 1, device: str = "cpu", is_cluster: bool = False
+) -> Iterator[tuple[SearchTurns, list[Driver]]]:
+    turns = SearchTurns(is_cluster)
     found = [Driver(turns, name, num_slots, device) for name in names]
     known(turns, len(found))
     yield turns, found
@@ -146,6 +152,78 @@ def test_of_a_cpu_nobody_is_believed_to_have_several():
         other.ask(1.0)
         until(lambda: turns.waits_for() == {"other": ["one"]})
         assert (one.turn.num_slots, other.turn.num_slots, other.executor.running) == (1, 1, [])
+
+
+def test_who_has_a_clusters_device_hears_as_long_as_another_waits_for_it():
+    with drivers("has", "asks", is_cluster=True) as (turns, (has, asks)):
+        has.ask(2.0)
+        asks.ask(1.0)
+        until(lambda: turns.waits_for() == {"asks": ["has"]})
+        until(lambda: has.executor.told[-1:] == [True])
+        has.ask(0.5)  # else it would be waited for
+        has.executor.end()
+        until(lambda: turns.waits_for() == {"has": ["asks"]})
+        until(lambda: (has.executor.told[-1:], asks.executor.told[-1:]) == ([False], [True]))
+        asks.ends()
+        until(lambda: len(has.executor.running) == 1)
+        assert has.executor.told[-1] is False
+
+
+def test_a_search_that_asks_for_a_clusters_idle_device_has_it_given_back():
+    """The other has run on both, and may keep that of its next trial."""
+    with drivers("has", "asks", num_slots=2, is_cluster=True) as (turns, (has, asks)):
+        has.ask(2.0)
+        asks.ask(1.0)
+        until(lambda: (len(has.executor.running), len(asks.executor.running)) == (1, 1))
+        asks.executor.end()
+        until(lambda: has.executor.told[-1:] == [False])
+        before = len(has.executor.told)
+        asks.ask(1.0)
+        until(lambda: has.executor.told[before:] == [True, False])
+        assert turns.waits_for() == {}
+
+
+def test_nobody_is_to_leave_a_device_of_this_machine():
+    """Nothing holds one between trials."""
+    with drivers("has", "asks") as (turns, (has, asks)):
+        has.ask(2.0)
+        asks.ask(1.0)
+        until(lambda: turns.waits_for() == {"asks": ["has"]})
+        assert has.executor.told == []
+
+
+def test_a_cluster_of_cpus_has_as_many_as_are_told():
+    """Ray gives each to one search at a time, whatever a driver says."""
+    with drivers("one", "other", num_slots=2, is_cluster=True) as (_, (one, other)):
+        one.ask(2.0)
+        other.ask(1.0)
+        until(lambda: len(one.executor.running) + len(other.executor.running) == 2)
+
+
+def test_trials_on_gpus_and_on_processors_of_one_cluster_wait_for_each_other():
+    """Each has a queue of its own, and a GPU is not had without a processor of its node."""
+    turns = SearchTurns(is_cluster=True)
+    processors, gpu = Driver(turns, "processors"), Driver(turns, "gpu", device="cuda")
+    known(turns, 2)
+    processors.ask(1.0)
+    gpu.ask(1.0)
+    until(lambda: (len(processors.executor.running), len(gpu.executor.running)) == (1, 1))
+    until(lambda: (processors.executor.told[-1:], gpu.executor.told[-1:]) == ([True], [True]))
+    gpu.executor.end()
+    until(lambda: processors.executor.told[-1] is False)
+    processors.ends()
+    gpu.ends()
+
+
+def test_a_device_that_comes_while_trials_wait_is_told_of():
+    with drivers("one", "other", device="cuda") as (turns, (one, other)):
+        one.ask(2.0)
+        other.ask(1.0)
+        until(lambda: turns.waits_for() == {"other": ["one"]})
+        other.executor.num_slots = 2
+        until(lambda: turns.queue("cuda a card").num_slots() == 1 and other.server.num_slots == 2)
+        turns.advance()
+        until(lambda: len(other.executor.running) == 1)
 
 
 def test_the_devices_of_a_driver_that_died_are_others():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from autotune.errors import TrialsLost
 from autotune.workers import Crashed, Failed, InspectRequest, Lost, pool
-from autotune.workers.pool import SlotPool
+from autotune.workers.pool import SlotPool, TurnsPool
 
 REQUEST = InspectRequest(id="1", task="model.py", device="cpu")
 
@@ -199,3 +200,90 @@ def test_who_comes_first_is_served_first():
         for future in futures:
             future.result()
     assert served == names
+
+
+class Shared(Scripted):
+    """On a device that others may have."""
+
+    def __init__(self, *answers, is_free=True):
+        super().__init__(*answers)
+        self.is_free, self.has_device, self.asked = is_free, False, threading.Semaphore(0)
+        self.left = threading.Semaphore(0)
+
+    def gets_device(self, within_s):
+        self.asked.release()
+        self.has_device = self.has_device or self.is_free
+        if not self.has_device:
+            time.sleep(0.01)
+        return self.has_device
+
+    def leave_device(self):
+        self.has_device = False
+        self.left.release()
+
+    def close(self):
+        super().close()
+        self.is_free = True
+
+
+def turns_pool(*slots, tell=lambda: None):
+    return TurnsPool(slots, lambda slot: True, lambda slot: not (slot.has_device or slot.is_free), tell)
+
+
+def test_a_device_is_kept_after_a_trial_until_others_wait():
+    slot = Shared(Failed(message="a"))
+    with turns_pool(slot) as pool:
+        pool.ask(REQUEST)
+        assert slot.has_device
+        pool.share(True)
+        assert slot.left.acquire(timeout=60)
+        assert not slot.has_device
+
+
+def test_while_others_wait_a_device_is_given_back_before_the_outcome_is_told():
+    """And once none does any more, it is kept again."""
+    slot = Shared(*[Failed(message="a")] * 3)
+    with turns_pool(slot) as pool:
+        pool.share(True)
+        for _ in range(2):
+            assert pool.ask(REQUEST) == Failed(message="a")
+            assert not slot.has_device
+        pool.share(False)
+        pool.ask(REQUEST)
+        assert slot.has_device
+
+
+def test_a_search_holds_no_second_device_beside_one_that_stands_idle():
+    """Whichever was free last."""
+    first, second = Shared(*[Failed(message="first")] * 2), Shared()
+    first.name = "first"
+    with turns_pool(first, second) as pool:
+        first.has_device = True
+        assert [pool.ask(REQUEST).where for _ in range(2)] == ["first"] * 2
+        assert not second.has_device
+
+
+def test_a_trial_whose_device_others_have_goes_to_another_as_soon_as_that_is_idle():
+    """What it waited for is asked for no more."""
+    mine, other = (Shared(Failed(message="ran"), is_free=False) for _ in range(2))
+    other.name = "other"
+    with turns_pool(other, mine) as pool:
+        future = pool.submit(REQUEST)
+        assert other.asked.acquire(timeout=60)  # of two that are used the first is waited for
+        mine.name, mine.is_free = "mine", True
+        assert future.result(60).where == "mine"
+        assert other.left.acquire(timeout=60)
+        assert pool.num_slots == 2
+
+
+def test_a_trial_that_waits_for_long_although_it_is_its_turn_says_so_once(monkeypatch):
+    """Others use all devices, who do not take turns."""
+    monkeypatch.setattr(pool, "_PATIENCE_S", pool._LOOK_S)
+    slot, told = Shared(Failed(message="ran"), is_free=False), []
+    with turns_pool(slot, tell=lambda: told.append(slot)) as found:
+        future = found.submit(REQUEST)
+        for _ in range(5):
+            assert slot.asked.acquire(timeout=60)
+        slot.is_free = True
+        assert future.result(60) == Failed(message="ran")
+    assert told == [slot]

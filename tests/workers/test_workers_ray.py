@@ -196,8 +196,10 @@ def test_nodes_stay_known_while_the_cluster_cannot_be_asked():
     from autotune.workers.ray_pool import _Cluster, _RaySlot
 
     options = dict.fromkeys(("device_name", "address", "working_dir"))
-    cluster = _Cluster(ClusterOptions(device="cpu", gpus_per_trial=1, folder="", environment={}, **options))
-    slot = _RaySlot("node", "a", {})
+    cluster = _Cluster(
+        ClusterOptions(device="cpu", gpus_per_trial=1, in_turns=False, folder="", environment={}, **options)
+    )
+    slot = _RaySlot("node", "a")
     assert not cluster.has(slot)
     cluster._seen = {"a": {}}
     assert cluster.has(slot)

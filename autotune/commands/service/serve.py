@@ -88,6 +88,7 @@ def serve(options: ServeOptions) -> None:
     runner = RunnerOptions(
         num_searches=options.searches,
         driver_options=(f"--executor={options.executor}", *address),
+        is_cluster=options.address is not None,
         pass_env=options.pass_env,
         run_as=users,
     )
