@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import math
 import multiprocessing
@@ -84,6 +85,7 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         crowd = _Crowd(server, crowds, folder, arguments.streams, arguments.half_open)
         before, cpu_before = server.resident_bytes(), server.cpu_s()
         clients = Clients(server, token, archive)
+        gc.freeze()  # else a read would be charged for the garbage of this process, too
         began = time.monotonic()
         asyncio.run(clients.run(arguments.clients, arguments.searches, arguments.burst, arguments.pause))
         took = time.monotonic() - began

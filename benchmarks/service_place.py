@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from autotune.commands.service.serve import run
 from autotune.service.client import Client
 from autotune.service.service import open_service
 from autotune.service.supervisor import RunnerOptions
@@ -131,7 +132,7 @@ def _serve(
             ws="none",
             timeout_graceful_shutdown=2,
         )
-        uvicorn.Server(config).run([listening])
+        run(config, [listening])
         code = 0
     except BaseException as reason:  # noqa: BLE001 - the fork must not go on as the benchmark
         print(f"{type(reason).__name__}: {reason}", file=sys.stderr, flush=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import logging
 import os
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -134,13 +136,21 @@ def serve(options: ServeOptions) -> None:
     _tell_where(service, options)
     try:
         with suppress(KeyboardInterrupt):  # the signal that it ended for, which uvicorn raises again
-            uvicorn.Server(config).run()
+            run(config)
     except SystemExit:
         raise UserError(
             f"--host {options.host} --port {options.port}: it cannot be bound. Is another server there? Choose a port."
         ) from None
     finally:
         service.close()
+
+
+def run(config: uvicorn.Config, sockets: list[socket.socket] | None = None) -> None:
+    """Answer until a signal. What was imported lives as long as the process, and would be looked at by each collection
+    of all garbage: for 0.2 s, in which nobody is answered."""
+    gc.collect()
+    gc.freeze()
+    uvicorn.Server(config).run(sockets)
 
 
 def _tell_where(service: Service, options: ServeOptions) -> None:
