@@ -162,3 +162,61 @@ def test_a_failed_search_goes_on_with_other_limits(shown):
         assert page.evaluate(f"{read}.max_time") == "7200s"
         assert page.evaluate(f"{read}.trials") == 24
         assert page.complaints == []
+
+
+FOCUSABLE = (
+    "[...document.querySelectorAll('a[href], button, input, select, summary, [tabindex=\"0\"]')]"
+    ".filter(each => each.checkVisibility({ visibilityProperty: true }) && each.getClientRects().length)"
+)
+REACHED = "window.reached = (window.reached ?? new Set()).add(document.activeElement), reached.size"
+
+
+def nameless(page):
+    """Roles of what can have the focus, or says something by a picture, and has no name."""
+    nodes = page.ask("Accessibility.getFullAXTree")["nodes"]
+    shown = [node for node in nodes if not node["ignored"] and node["role"]["value"] not in ("RootWebArea", "main")]
+    found = []
+    for node in shown:
+        can_focus = any(each["name"] == "focusable" and each["value"]["value"] for each in node.get("properties", ()))
+        role, name = node["role"]["value"], node.get("name", {}).get("value", "")
+        if can_focus or role in ("image", "progressbar", "meter", "dialog"):
+            found += [role] if not name.strip() or role in ("generic", "none") else []
+    return found
+
+
+def unreached(page):
+    """What can have the focus, and never has it however often Tab is pressed."""
+    page.evaluate(
+        "document.activeElement.blur(), document.getElementById('main').blur(), window.reached = new Set(), 0"
+    )
+    for _ in range(page.evaluate(f"{FOCUSABLE}.length") + 5):
+        page.press("Tab")
+        page.evaluate(REACHED)
+    return page.evaluate(f"{FOCUSABLE}.filter(each => !reached.has(each)).map(each => each.outerHTML.slice(0, 99))")
+
+
+@pytest.mark.parametrize("name", [None, "gpt2-medium on one card", "train 161"], ids=["list", "plan", "failure"])
+def test_a_screen_reader_has_a_role_and_a_name_for_every_control_and_the_keyboard_reaches_it(shown, name):
+    """Of the list, of a search with a plan, with the box that it shows, and of one that failed."""
+    url, _ = shown
+    with Page(1280, 900) as page:
+        page.ask("Page.navigate", url=url)
+        page.until("document.querySelectorAll('.card').length === 6")
+        if name is not None:
+            page.evaluate(OPEN.format(name=name))
+            page.until("document.querySelectorAll('tbody tr').length > 0")
+            page.evaluate("[...document.querySelectorAll('details')].forEach(each => { each.open = true; })")
+            page.until("[...document.querySelectorAll('.log')].every(each => each.textContent)")
+        assert (nameless(page), unreached(page)) == ([], [])
+        if name == "gpt2-medium on one card":
+            page.evaluate("document.querySelector('td button').click()")
+            page.until("document.querySelector('dialog')?.open")
+            assert nameless(page) == []
+
+
+def test_who_has_not_signed_in_has_named_controls(shown):
+    url, _ = shown
+    with Page(1280, 900) as page:
+        page.ask("Page.navigate", url=url.partition("#")[0])
+        page.until("!!document.querySelector('#token')")
+        assert (nameless(page), unreached(page)) == ([], [])

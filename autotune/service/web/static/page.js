@@ -124,8 +124,11 @@ async function copy(text, element) {
   say("copied");
 }
 
+// What may be longer than its place: the keyboard scrolls it, and it has a name.
+const scrolled = (tag, name, options, ...children) => make(tag, { tabindex: "0", role: "region", "aria-label": name, ...options }, ...children);
+
 function copied(title, text) {
-  const element = make("pre", { tabindex: "0" }, text);
+  const element = scrolled("pre", title, {}, text);
   return make("div", { class: "copied" }, make("div", { class: "row" }, make("h4", {}, title), make("button", { type: "button", "aria-label": `Copy: ${title}`, onclick: () => copy(text, element) }, "Copy")), element);
 }
 
@@ -233,11 +236,11 @@ async function showOne(id) {
   const chart = new Chart(bytes);
   const body = make("tbody"), more = make("button", { type: "button", hidden: "" }, "Show more");
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...["Trial", "Settings", "Samples/s", "Peak", "Said", "Log"].map((each) => make("th", { scope: "col" }, each)))), body);
-  const log = make("pre", { tabindex: "0", class: "log" });
+  const log = scrolled("pre", "Log of the search", { class: "log" });
   const logs = make("details", { ontoggle: () => logs.open && readLog() }, make("summary", {}, "Log"), log);
   const asked = make("details", {}, make("summary", {}, "Options and archive"));
   main.replaceChildren(head, make("section", {}, make("h3", {}, "Speed against memory"), chart.element), report,
-    make("section", {}, make("h3", {}, "Trials"), make("div", { class: "scroll", tabindex: "0" }, table), more), make("section", {}, asked), make("section", {}, logs));
+    make("section", {}, make("h3", {}, "Trials"), scrolled("div", "Table of trials", { class: "scroll" }, table), more), make("section", {}, asked), make("section", {}, logs));
   const trials = new Map();
   let search = null, shown = ROWS, drawn = false, source = null, open = true, place = null, waited = "";
   const ticking = setInterval(async () => {
@@ -250,13 +253,14 @@ async function showOne(id) {
   close = () => { open = false; clearInterval(ticking); source?.close(); };
 
   async function readLog() {
-    const text = await (await ask(`${path}/log`)).text().catch(failed) || "Nothing yet.";
+    const text = await ask(`${path}/log`).then((answer) => answer.text(), (error) => error.message) || "Nothing yet.";
     if (text !== log.textContent) log.textContent = text;
   }
 
   async function showTrialLog(number) {
     const text = await ask(`${path}/trials/${number}/log`).then((answer) => answer.text(), (error) => error.message);
-    await box(`What trial ${number} printed`, make("pre", { tabindex: "0", class: "log" }, text), "Close");
+    const title = `What trial ${number} printed`;
+    await box(title, scrolled("pre", title, { class: "log" }, text), "Close");
   }
 
   function later() {  // many events, one drawing
@@ -290,7 +294,7 @@ async function showOne(id) {
       const plan = await (await ask(`${path}/plan`)).text();
       report.replaceChildren(make("h3", {}, "The plan"), copied("Apply it", commands(search)), copied("plan.yaml", plan),
         make("p", {}, make("a", { class: "button", href: `${path}/plan`, download: `plan-${id}.yaml` }, "Download plan.yaml")),
-        ...bought(search.summary.without ?? {}), make("details", {}, make("summary", {}, "In words"), make("pre", { tabindex: "0", class: "scroll", id: "report" }, text)));
+        ...bought(search.summary.without ?? {}), make("details", {}, make("summary", {}, "In words"), scrolled("pre", "The plan in words", { class: "scroll", id: "report" }, text)));
     }
     later();
   }
