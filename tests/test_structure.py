@@ -294,7 +294,7 @@ CAUGHT = {
     "task.py": "a user's after_step: a TaskError that names it",
     "training/halving.py": "a user's step that is out of memory: all else goes up",
     "training/skip_init.py": "a user's model that reads its values is built with them",
-    "workers/ray_pool.py": "Ray raises a plain Exception where it does not come up: TrialsLost",
+    "workers/ray_pool.py": "Ray raises a plain Exception where it does not come up, or a device is given back",
     "workers/trial/child.py": "a trial: whatever ends it is its outcome",
     "workers/trial/traces.py": "a user's exception that cannot say its text",
 }
