@@ -108,7 +108,8 @@ def _notes(found: CardsEstimation) -> Iterator[str]:
         "dropout and optimizer. Memory is what torch can have of a card that nothing else uses"
     )
     if found.facts.shapes_vary:
-        yield "shapes vary: every batch is one of the largest of 64 samples"
+        num_samples = found.facts.lengths.read if found.facts.lengths else 64
+        yield f"shapes vary: every batch is one of the largest of {num_samples:,} samples"
     reasons = {row.estimate.reason for row in found.rows if row.estimate.how == "probed"}
     for reason in sorted(filter(None, reasons)):
         yield f"not traced, but measured in real steps at small batches and extended to larger ones: {reason}"

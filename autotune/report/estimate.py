@@ -219,7 +219,8 @@ def _notes(found: Estimation) -> Iterator[str]:
     ):
         yield f"no micro-batch is larger than the dataset, which has {found.facts.dataset_length:,} samples"
     if found.facts.shapes_vary:
-        yield "shapes vary: every batch is one of the largest of 64 samples"
+        num_samples = found.facts.lengths.read if found.facts.lengths else 64
+        yield f"shapes vary: every batch is one of the largest of {num_samples:,} samples"
     probed = {one.estimate.reason for one in found.combinations if one.estimate and one.estimate.how == "probed"}
     for reason in sorted(filter(None, probed)):
         yield f"not traced, but measured in real steps at small batches and extended to larger ones: {reason}"

@@ -181,6 +181,8 @@ def notes(base: Profile) -> Iterator[str]:
         yield "torch.func's gradients do not let what is saved be watched: kept is all that a forward leaves behind"
     if base.process.largest_of is not None:
         yield f"batch shapes vary: this is the largest of {base.process.largest_of} batches, again and again"
+    if base.process.longest is not None:
+        yield f"batch shapes vary: this is {base.process.longest.words()}, again and again"
     if base.step_s and base.timed_step_s and base.timed_step_s > base.step_s * _HEAVY_HOOKS:
         yield (
             f"a step takes {_milliseconds(base.step_s)}, and {_milliseconds(base.timed_step_s)} with the hooks that "
