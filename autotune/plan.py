@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, field_validator, model_validator
 
@@ -37,17 +37,35 @@ class TaskRef(_Section):
     """The same in words, which tell another task in what it differs; absent in a plan of an earlier version."""
 
 
+class Excess(NamedTuple):
+    """A peak that is over the budget."""
+
+    num_bytes: int
+    """By so much, with what the margin adds."""
+    budget: str
+    """Which budget that is, in words."""
+    option: str
+    """That gives it."""
+    needed_bytes: int
+    """What it would have to be."""
+    ratio: float
+    """That over what it is."""
+
+
 class Budget(_Section):
-    """What the device may charge the training process."""
+    """What the device may charge the training process, and what the job may take of the host's memory."""
 
     limit: Annotated[Bytes, Field(gt=0)] | None = None
     """Bytes; absent when the search had no limit."""
     of_reference: Percent | None = None
     """The share of the reference's measured peak that was asked for; ``limit`` is what that came to."""
+    host: Annotated[Bytes, Field(gt=0)] | None = None
+    """Bytes of the host's memory for the job, its loader workers included; absent without such a limit. On a CPU, the
+    device's memory is the host's, and the smaller limit holds."""
     device: Literal["cpu", "cuda"] | None = None
     """torch's device type; absent in a plan written by hand for whatever device there is."""
     margin: float = Field(default=0.03, ge=0, lt=1)
-    """The measured peak times 1 + margin stays within the limit."""
+    """The measured peak times 1 + margin stays within the limit, and so does the host's within its own."""
     as_it_stands: Literal[True] | None = None
     """Of the job as it stands, whose own peak the limit is a share of, at 100 % or more: it is admitted as it is. The
     limit is then no less than any of its measured peaks, and a later one may be above it by the margin; absent in any
@@ -58,13 +76,29 @@ class Budget(_Section):
         """What a measured peak is multiplied by before it is held against the limit."""
         return 1 / (1 + self.margin) if self.as_it_stands else 1 + self.margin
 
-    def holds(self, peak_bytes: int) -> bool:
-        """Whether a configuration with this measured peak fits."""
-        return self.limit is None or peak_bytes * self.factor <= self.limit
+    @property
+    def of_device(self) -> int | None:
+        """Bytes of the device's memory: on a CPU the smaller of both limits; None without one."""
+        limits = [self.limit, self.host if self.device == "cpu" else None]
+        return min((limit for limit in limits if limit is not None), default=None)
 
-    def excess_bytes(self, peak_bytes: int) -> int:
-        """How far this measured peak is over the limit, with what the margin adds; at most 0 where it fits."""
-        return 0 if self.limit is None else math.ceil(peak_bytes * self.factor - self.limit)
+    def holds(self, peak_bytes: int) -> bool:
+        """Whether a configuration to which the device has charged so much fits."""
+        return self.over(Peak(process=peak_bytes)) is None
+
+    def over(self, peak: Peak) -> Excess | None:
+        """How far this measured peak is over the limit that it exceeds most; None where it fits."""
+        return max(self.excesses(peak), key=lambda one: one.ratio, default=None)
+
+    def excesses(self, peak: Peak) -> list[Excess]:
+        """How far this measured peak is over each limit that it exceeds."""
+        found = []
+        if self.limit is not None:
+            found.append(_excess(peak.process, self.factor, self.limit, "the budget", "--budget"))
+        on_host = peak.process if peak.host is None and self.device != "cuda" else peak.host
+        if self.host is not None and on_host is not None:
+            found.append(_excess(on_host, 1 + self.margin, self.host, "the host's budget", "--host-budget"))
+        return [one for one in found if one.num_bytes > 0]
 
     def of_job(self, *peaks_bytes: int) -> Self:
         """The same for the job as it stands, of which these peaks were measured: they differ from run to run, and a
@@ -73,6 +107,11 @@ class Budget(_Section):
             return self
         limit = None if self.limit is None else max([self.limit, *peaks_bytes])
         return self.model_copy(update={"as_it_stands": True, "limit": limit})
+
+
+def _excess(peak_bytes: int, factor: float, limit: int, budget: str, option: str) -> Excess:
+    needed = peak_bytes * factor
+    return Excess(math.ceil(needed - limit), budget, option, math.ceil(needed), needed / limit)
 
 
 class Speed(_Section):
@@ -104,7 +143,10 @@ class Peak(_Section):
     allocated: Bytes | None = None
     """CUDA: the largest sum of live tensors."""
     host: Bytes | None = None
-    """CUDA: the process's largest host memory."""
+    """CUDA: what the job took of the host's memory: the process at its largest, and its loader workers at theirs. On a
+    CPU ``process`` is that."""
+    workers: Bytes | None = None
+    """Of it, what loader workers took beside the process, with the batches that they had ready; absent without any."""
     allocator_retries: _Whole = 0
     """CUDA: how often the allocator had to free its cache and try again."""
     above_base: Bytes | None = None

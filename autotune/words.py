@@ -97,8 +97,8 @@ def remark(outcome: Outcome, budget: Budget) -> str | None:
 
 
 def _why_infeasible(measured: Measurement, budget: Budget) -> str | None:
-    if not budget.holds(measured.peak.process):
-        return "over the budget"
+    if (over := budget.over(measured.peak)) is not None:
+        return f"over {over.budget}"
     if measured.leak_bytes_per_step is not None:
         return f"leaks {size(round(measured.leak_bytes_per_step))} a step"
     if measured.parity.strayed_at is not None:

@@ -48,8 +48,8 @@ class Measured(_Outcome):
     """What it ran on, as the worker read it; None of a table's."""
 
     def at_peak_of(self, peaks: Sequence[Peak], evaluations: Sequence[tuple[Evaluated, ...]] = ()) -> Measured:
-        """The same at the memory of several processes, this one's among them: on a CPU their sum; on CUDA the largest,
-        since each has a device of its own.
+        """The same at the memory of several processes, this one's among them: of the host's their sum; on CUDA the
+        largest, since each has a device of its own.
 
         Args:
             peaks: of each process, in their order.
@@ -58,10 +58,14 @@ class Measured(_Outcome):
         largest = max(peaks, key=lambda peak: peak.process)
         update: dict[str, Any] = {"peak": largest, "bytes_by_rank": tuple(peak.process for peak in peaks)}
         has_devices = largest.reserved is not None
-        if not has_devices:
+        if has_devices:
+            hosts = {name: sum(getattr(peak, name) or 0 for peak in peaks) or None for name in ("host", "workers")}
+            update["peak"] = largest.model_copy(update=hosts)
+        else:
             beside = [peak.above_base for peak in peaks]
             above = None if None in beside else sum(filter(None, beside))
-            whole = {"process": sum(peak.process for peak in peaks), "above_base": above}
+            workers = sum(peak.workers or 0 for peak in peaks) or None
+            whole = {"process": sum(peak.process for peak in peaks), "workers": workers, "above_base": above}
             update["peak"] = largest.model_copy(update=whole)
         if evaluations:
             one = evaluations[peaks.index(largest)]
@@ -129,6 +133,8 @@ class OutOfMemory(_Outcome):
     """Memory charged when it ended: the configuration needs at least this much."""
     message: str
     """Who refused, and where."""
+    of_host: bool = False
+    """Whether that is the host's memory, of a trial on a card."""
 
 
 def host_ran_out(why: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ..measure.processes import children, descendants, prctl, private_bytes, read, stat_of
+from ..measure.processes import beside_bytes, children, descendants, prctl, read, stat_of
 
 _PROC = Path("/proc")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -152,8 +152,8 @@ def resident_bytes(pid: int) -> int:
 
 
 def charged_bytes(pid: int) -> int:
-    """Resident memory of a process, plus what each of its descendants holds for itself alone."""
-    return _own_resident_bytes(pid) + sum(map(private_bytes, descendants(pid)))
+    """Resident memory of a process that this one has started, plus what its descendants take beside it."""
+    return _own_resident_bytes(pid) + beside_bytes(pid, os.getpid())
 
 
 def _own_resident_bytes(pid: int) -> int:

@@ -89,9 +89,10 @@ class MeasureRequest(_PlanRequest):
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """On a CPU: the budget and a quarter."""
-        limit = self.plan.budget.limit
-        return None if self.device != "cpu" or not self.options.enforce or limit is None else limit * 5 // 4
+        """Of the host's memory: the budget and a quarter; on a CPU the device's counts too."""
+        budget = self.plan.budget
+        limit = budget.model_copy(update={"device": "cpu"}).of_device if self.device == "cpu" else budget.host
+        return None if not self.options.enforce or limit is None else limit * 5 // 4
 
 
 class CompareRequest(_Request):

@@ -36,6 +36,10 @@ class Row(BaseModel):
     """Samples per second, repeat by repeat."""
     peak_bytes: tuple[int, ...] = ()
     """Bytes charged, repeat by repeat."""
+    host_bytes: int | None = None
+    """What the job takes of the host's memory, on a machine whose device has its own."""
+    workers_bytes: int | None = None
+    """What loader workers take of it."""
     disturbed: tuple[float, ...] = ()
     """Share of the time that other work took, repeat by repeat; empty is none."""
     losses: tuple[float, ...] = (1.0,)
@@ -72,7 +76,7 @@ class Row(BaseModel):
         speed, margin = self.samples_per_s[at], self.samples_per_s[at] * _RELATIVE_INTERVAL
         measurement = Measurement(
             samples_per_s=Speed(value=speed, low=speed - margin, high=speed + margin),
-            peak=Peak(process=self.peak_bytes[at]),
+            peak=Peak(process=self.peak_bytes[at], host=self.host_bytes, workers=self.workers_bytes),
             parity=self.parity or Parity(losses=self.losses),
             disturbed=self.disturbed[at] if self.disturbed else 0.0,
             num_steps=100,

@@ -129,7 +129,7 @@ class Shares(Executor):
         """A future that is done, as what was measured is kept first: who waits for it gets the store's errors."""
         if not isinstance(request, MeasureRequest):
             return self.executor.submit(request)
-        limit, series = request.plan.budget.limit, self.results.series(self.key)
+        limit, series = request.plan.budget.of_device, self.results.series(self.key)
         known = self.results.known(self.key, series, request.id).get(request.applied.canonical())
         if self.goes_on and known is not None and known.limit_bytes == limit:
             return done(known.outcome)

@@ -20,6 +20,7 @@ from ..script.scratch import Scratch
 from ..searches.options import ANY_DROP, HowToSearch, SearchOptions
 from ..searches.requests import Requests, check_plan, failure, inspect
 from ..searches.time_budget import NUM_REPEATS, TimeBudget
+from ..searches.verdict import over_words
 from ..searches.winner.build_plan import environment_of
 from ..searches.winner.evaluation import evaluation_of
 from ..searches.winner.evidence import combine
@@ -197,9 +198,8 @@ def _measurement(outcome: Outcome, task: str) -> Measurement:
 
 
 def _over(budget: Budget, measured: Evidence) -> str | None:
-    if measured.fits:
-        return None
-    return f"over the budget by {format_bytes(ceil_mib(budget.excess_bytes(measured.peak.process)))}, margin included"
+    over = None if measured.fits else budget.over(measured.peak)
+    return None if over is None else over_words(over)
 
 
 def _slower(plan: Plan, measured: Evidence) -> str | None:

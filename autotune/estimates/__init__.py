@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .types import (
+    WORKER_BYTES,
     Calibration,
     Cheapest,
     CheapestOptions,
@@ -17,6 +18,7 @@ from .types import (
 )
 
 __all__ = [
+    "WORKER_BYTES",
     "Calibration",
     "Cheapest",
     "CheapestOptions",

@@ -13,6 +13,8 @@ from ..units import MIB
 
 Largest = PositiveInt | tuple[NonNegativeInt, ...]
 """Samples of which the largest is looked at: the first so many, or those with these indices."""
+WORKER_BYTES = 36 * MIB
+"""What a loader worker takes, where nothing is known of it: at the median of the table of ``unet_denoise``."""
 
 
 def untried(torch_version: str) -> str | None:

@@ -90,6 +90,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         even_batches=task.even_batches,
         loader_options={k: v for k, v in loader_options.items() if isinstance(v, (int, bool))},
         loader_samples_per_s=rates.by_workers,
+        loader_bytes=rates.bytes_by_workers,
         step_samples_per_s=split.samples_per_s if options.runs_model else None,
         effective_batch_held=(options.effective_batch or task.batch_size) is not None,
         effective_batch_assumed=(options.effective_batch or task.batch_size) is None,

@@ -1,9 +1,8 @@
-"""Memory that the device charges the training process.
+"""Memory that the device charges the training process, and what the job takes of the host's.
 
-On a CPU a process is charged its own peak (VmHWM) and the private bytes of its descendants. No page is counted twice: a
-batch in shared memory is in VmHWM once this process has mapped and read it, and a page that two processes map is
-private to neither. Left out are pages that only loader workers share: prefetched batches that no process maps at the
-moment, and pages from before the fork that this process has since replaced but several workers keep.
+Of the host's, a job takes its own peak (VmHWM: interpreter, model, an epoch or states that are kept there, page-locked
+memory) and what its descendants take beside it: loader workers by their proportional sizes, and batches that lie ready.
+No page is counted twice. On a CPU the device's memory is the host's, and this is what the process is charged.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ from ..task import Task
 from ..techniques.support.facts import Longest
 from ..units import ceil_mib, format_bytes
 from .processes import (
+    beside_bytes,
     count_anew,
-    descendants,
     own_live_bytes,
     own_peak_bytes,
     peak_since_bytes,
-    private_bytes,
     resident_bytes,
     unmapped_files_bytes,
 )
@@ -102,12 +100,12 @@ class Charge:
         self._sampled_s = -math.inf
 
     def sample_descendants(self, every_s: float = 0.0) -> None:
-        """Read the memory of the loader's workers, which leave no record of their peak, unless it was read less than
-        ``every_s`` ago. Takes about 1 ms for each."""
+        """Read what the loader's workers take, which leave no record of their peak, unless it was read less than
+        ``every_s`` ago. Takes some ms for each."""
         if time.monotonic() - self._sampled_s < every_s:
             return
         self._sampled_s = time.monotonic()
-        self._descendants_bytes = max(self._descendants_bytes, sum(private_bytes(pid) for pid in descendants()))
+        self._descendants_bytes = max(self._descendants_bytes, beside_bytes())
 
     def high_water_bytes(self) -> int:
         """Peak of the training itself: CUDA's reservation, or this process. Costs next to nothing."""
@@ -120,20 +118,21 @@ class Charge:
     def peak(self) -> Peak:
         """The peak so far."""
         others = unmapped_files_bytes() + self._descendants_bytes
-        host = own_peak_bytes() + others
+        host, workers = own_peak_bytes() + others, self._descendants_bytes or None
         if not self.is_cuda:
             above = self._base.beside(others) if self._base is not None else None
-            return Peak(process=host, above_base=above, **self._largest)
+            return Peak(process=host, workers=workers, above_base=above, **self._largest)
         reserved = torch.cuda.max_memory_reserved()
         return Peak(
             process=reserved + context_bytes(),
             reserved=reserved,
             allocated=torch.cuda.max_memory_allocated(),
             host=host,
+            workers=workers,
             allocator_retries=torch.cuda.memory_stats().get("num_alloc_retries", 0),
             **self._largest,
         )
 
     def exceeds(self, budget: Budget | None) -> bool:
         """Whether the peak so far is over the budget."""
-        return budget is not None and not budget.holds(self.peak().process)
+        return budget is not None and budget.over(self.peak()) is not None

@@ -7,12 +7,15 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 _STATUS = Path("/proc/self/status")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SHARED_MEMORY = "/dev/shm"
+_BLOCK_BYTES = 512  # of st_blocks, whatever the file system's are
 
 _earlier_peak_bytes = 0
 """The largest resident set before the kernel was told to count anew."""
@@ -120,10 +123,55 @@ def own_live_bytes() -> int | None:
     return fields["RssAnon"] + fields["RssShmem"] if "RssAnon" in fields else None
 
 
-def private_bytes(pid: int) -> int:
-    """Resident bytes that only this process maps; 0 if it has ended, or may not be looked at."""
-    fields = kib_fields(Path(f"/proc/{pid}/smaps_rollup"))
-    return fields.get("Private_Clean", 0) + fields.get("Private_Dirty", 0)
+def beside_bytes(pid: int | None = None, server_pid: int | None = None) -> int:
+    """What the processes below ``pid`` (this process) take of the host's memory beside what is resident of that one.
+
+    A page that several of them map counts once, by its proportional sizes (PSS), and not at all where ``pid`` maps it
+    too: workers start with all of its pages. Shared memory that is held open and that nobody maps counts too, such as
+    batches that lie ready. The bytes of a file on disk do not, unless a single process maps them: the kernel takes them
+    back when it needs to.
+
+    Args:
+        pid: the process beside which.
+        server_pid: what ``pid`` was forked from, whose pages it shares; None is this process's own.
+
+    Source: https://docs.kernel.org/filesystems/proc.html, smaps_rollup
+    """
+    own_pid, below = pid or os.getpid(), [*descendants(pid)]
+    rows = [fields for one in below if (fields := _rollup(one))]
+    if not rows:
+        return 0
+    alone = sum(row["Private_Clean"] + row["Private_Dirty"] for row in rows)
+    own, status = _rollup(own_pid), kib_fields(Path(f"/proc/{own_pid}/status"))
+    if "Pss_Anon" not in own or "RssAnon" not in status:  # an older kernel
+        return alone
+    server = _rollup(_server_pid if server_pid is None else server_pid)
+    of_server = max(server.get("Pss_Anon", 0) - server.get("Private_Dirty", 0), 0)
+    in_others = status["RssAnon"] + status["RssShmem"] - own["Pss_Anon"] - own["Pss_Shmem"]
+    theirs = sum(row["Pss_Anon"] + row["Pss_Shmem"] + row["Private_Clean"] for row in rows)
+    mapped = sum(row["Pss_Shmem"] for row in (own, *rows))
+    return max(theirs + of_server - in_others, alone) + max(_held_open_bytes((own_pid, *below)) - mapped, 0)
+
+
+def _rollup(pid: int | None) -> dict[str, int]:
+    return kib_fields(Path(f"/proc/{pid}/smaps_rollup")) if pid is not None else {}
+
+
+def _held_open_bytes(pids: Iterable[int]) -> int:
+    """Of shared memory without a name that any of these has open, such as torch's loader workers make for batches."""
+    try:
+        shared = os.stat(_SHARED_MEMORY).st_dev
+    except OSError:
+        return 0
+    found: dict[int, int] = {}
+    for pid in pids:
+        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as every:
+            for one in every:
+                with suppress(OSError):
+                    status = os.stat(one.path)
+                    if status.st_dev == shared and not status.st_nlink:
+                        found[status.st_ino] = status.st_blocks * _BLOCK_BYTES
+    return sum(found.values())
 
 
 def descendants(pid: int | None = None) -> Iterator[int]:

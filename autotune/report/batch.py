@@ -16,7 +16,7 @@ from rich.text import Text
 from ..batch.result import JobResult
 from ..batch.run import Batch, JobRun
 from ..results import PreviewedJob
-from ..searches.budget import asked, budget_words
+from ..searches.budget import asked, limits_words
 from ..searches.event_base import Event
 from ..searches.events import TrialStarted, Warned
 from ..searches.options import SearchOptions
@@ -177,7 +177,7 @@ def explain_sharing(found: Sequence[PreviewedJob], ranks: Mapping[str, int], eff
 
 def _budget(options: SearchOptions) -> str:
     """``8 GiB``, or ``90%``: in a narrow table without what it is a share of."""
-    return budget_words(asked(options)).partition(" of the reference")[0]
+    return limits_words(asked(options)).replace(" of the reference's peak", "")
 
 
 def _range(low_s: float, high_s: float) -> str:

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ..measure.profiling.allocations import OUTSIDE
 from ..measure.profiling.types import Profile
 from ..results import Profiling
-from ..searches.budget import budget_words
+from ..searches.budget import limits_words
 from ..searches.store.read_study import Stored
 from ..units import size
 from ..words import count, outcome_words, percent, trial_label
@@ -96,7 +96,7 @@ def study_page(stored: Stored) -> str:
             height=scatter.HEIGHT,
             size=size,
             key=[row for row in _KEY if row[:2] in kinds],
-            limit=budget_words(stored.record.budget),
+            limit=limits_words(stored.record.budget),
             evidence={"Measured": found.get("Measured"), "Found": found.get("Found"), "Where": facts_rows(stored)},
             settings=settings_rows(plan) if plan else (),
             bought=parts,

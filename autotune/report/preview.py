@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..results import Preview
-from ..searches.budget import asked, budget_words
+from ..searches.budget import asked, limits_words
 from ..searches.options import SearchOptions
 from ..searches.own_flags import batch_stays
 from ..techniques import Technique
@@ -39,7 +39,7 @@ def as_json(found: Preview) -> dict[str, Any]:
 
 def explain(found: Preview, options: SearchOptions) -> RenderableType:
     """The same for people."""
-    within = "" if (budget := budget_words(asked(options))) == "none" else f" within {budget}"
+    within = "" if (budget := limits_words(asked(options))) == "none" else f" within {budget}"
     size = count(found.num_configurations, "configuration")
     early = batch_stays(options)  # said before the task was read
     missing = [(name, reason) for name, reason in found.left_out.items() if reason != early]

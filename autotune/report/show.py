@@ -18,9 +18,9 @@ from ..errors import PlanError
 from ..measure.measurement import NUM_STEPS
 from ..plain_yaml import read_yaml
 from ..plan import Budget, Evaluation, Evidence, Peak, Plan, QualityEvidence, Speed
-from ..searches.budget import budget_words
+from ..searches.budget import budget_words, limits_words
 from ..techniques import Technique
-from ..units import format_duration, size
+from ..units import format_bytes, format_duration, size
 from ..words import count, rate, settings_words, times
 from .tables import rows_table
 
@@ -87,7 +87,7 @@ def headline(plan: Plan) -> str:
         what = f"{rate(plan.measured.samples_per_s.value)} samples/s"
     else:
         what = "settings without evidence"
-    within = f", within {budget_words(plan.budget)}" if plan.budget.limit else ", no memory limit"
+    within = f", within {found}" if (found := limits_words(plan.budget)) != "none" else ", no memory limit"
     on = f", on {plan.budget.device}" if plan.budget.device else ""
     return f"{what}{within if plan.measured or plan.predicted else ''}{on}"
 
@@ -178,12 +178,17 @@ def peak_words(evidence: Evidence, budget: Budget) -> str:
     """Memory against the budget, with what is known beside it."""
     peak = evidence.peak
     words = size(peak.process)
-    if budget.limit is not None:
-        used = peak.process / budget.limit
+    if (limit := budget.of_device) is not None:
+        used = peak.process / limit
         kept = "admitted as it is" if budget.as_it_stands else f"{budget.margin:.0%} is kept as a margin"
-        words += f" of {budget_words(budget)} ({used:.0%}; {kept})"
-    named = (("reserved", peak.reserved), ("allocated", peak.allocated), ("host", peak.host))
+        whole = budget_words(budget) if limit == budget.limit else f"{format_bytes(limit)} of the host's"
+        words += f" of {whole} ({used:.0%}; {kept})"
+    named = (("reserved", peak.reserved), ("allocated", peak.allocated))
     parts = [f"{name} {size(value)}" for name, value in named if value is not None]
+    if peak.host is not None:
+        of_budget = f" of {format_bytes(budget.host)} ({peak.host / budget.host:.0%})" if budget.host else ""
+        parts.append(f"host {size(peak.host)}{of_budget}")
+    parts += [f"loader workers {size(peak.workers)} of it"] if peak.workers is not None else []
     parts += [f"{size(peak.above_base)} beside imports and data"] if peak.above_base is not None else []
     parts += [f"tensors of {size(peak.tensors)}, as predicted, which is what counts on a card"] if peak.tensors else []
     if peak.allocator_retries:

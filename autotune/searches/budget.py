@@ -14,7 +14,7 @@ def asked(options: SearchOptions) -> Budget:
     """The budget as the user gave it."""
     is_share = isinstance(options.budget, float)
     sizes = {"of_reference" if is_share else "limit": options.budget}
-    return Budget(**sizes, device=options.device, margin=options.margin)
+    return Budget(**sizes, host=options.host_budget, device=options.device, margin=options.margin)
 
 
 def in_bytes(budget: Budget, reference: Outcome) -> Budget:
@@ -31,19 +31,28 @@ def check_possible(budget: Budget, facts: Facts) -> None:
     Raises:
         UserError: the process takes more than the budget before the model is built.
     """
-    if budget.limit is None or facts.process_bytes is None or budget.limit >= facts.process_bytes:
+    limit = budget.of_device
+    if limit is None or facts.process_bytes is None or limit >= facts.process_bytes:
         return
     taken = format_bytes(ceil_mib(facts.process_bytes))
     what = f"Python, torch {facts.torch_version} and what the task imports"
-    helps = "Give more than that, or a share of what the job takes as it stands, such as --budget 90%."
+    share = ", or a share of what the job takes as it stands, such as --budget 90%" if limit == budget.limit else ""
+    helps = f"Give more than that{share}."
     if facts.device.type == "cuda":
         what = "the CUDA context"
     elif not facts.torch_version.endswith("+cpu"):
         helps += " On a CPU, torch's build without CUDA takes some 380 MiB less."
+    given = f"--budget {budget_words(budget)}" if limit == budget.limit else f"--host-budget {format_bytes(limit)}"
     raise UserError(
-        f"--budget {budget_words(budget)}: a process is charged {taken} before the model is built ({what}), so that no "
+        f"{given}: a process is charged {taken} before the model is built ({what}), so that no "
         f"configuration can stay within the budget. {helps}"
     )
+
+
+def limits_words(budget: Budget) -> str:
+    """``8 GiB, 16 GiB of the host's``, ``none``."""
+    hosts = [] if budget.host is None else [f"{format_bytes(budget.host)} of the host's"]
+    return ", ".join([*([] if (limit := budget_words(budget)) == "none" else [limit]), *hosts]) or "none"
 
 
 def budget_words(budget: Budget) -> str:

@@ -158,6 +158,8 @@ BudgetOption = Annotated[
     _written(lambda budget: format_percent(budget) if isinstance(budget, float) else format_bytes(budget)),
 ]
 """Bytes as an int, or a share of the reference's peak as a float; ``8GiB`` or ``90%`` in text."""
+HostBudgetOption = Annotated[int, BeforeValidator(read_bytes), _written(format_bytes)]
+"""Bytes; ``16GiB`` in text."""
 Seconds = Annotated[float, BeforeValidator(_read_seconds), _written(lambda seconds: f"{seconds:.10g}s")]
 """``90s``, ``20m`` or ``1.5h`` in text."""
 DropOption = Annotated[Drop, BeforeValidator(_read_drop), _written(str)]
@@ -205,6 +207,8 @@ class HowToSearch(MeasuredBy):
     takes as it stands."""
     margin: Annotated[float, AfterValidator(_check_margin), Shown("Budget")] = 0.03
     """The measured peak times 1 + margin must be within the budget."""
+    host_budget: Annotated[HostBudgetOption | None, Shown("Budget", "SIZE", "no limit")] = None
+    """Most of the host's memory that the job may take: loader workers, page-locked memory and a cached epoch count."""
     trials: Annotated[int, Field(ge=1), Shown("Time")] = 24
     """Most configurations to measure, the reference included; repeated runs do not count."""
     max_time: Annotated[Seconds | None, Shown("Time", "TIME", "no limit")] = None

@@ -119,7 +119,7 @@ class Requests:
     ) -> PredictRequest:
         """A request to predict configurations, and to choose the blocks that ``to_choose`` recompute within the budget
         or, without one, within the device's memory."""
-        limit_bytes = self.budget.limit or self.facts.device.memory_bytes
+        limit_bytes = self.budget.of_device or self.facts.device.memory_bytes
         return PredictRequest(
             id="predict",
             task=os.path.abspath(self.task),

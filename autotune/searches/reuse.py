@@ -115,7 +115,7 @@ class Reuse:
         self._open, self._options = open_results, options
         self.shares_rounds = bool(run)
         self._run, self._checked = run or uuid.uuid4().hex[:12], set[Key]() if checked is None else checked
-        self._limit = asked(options).limit
+        self._limit = asked(options).of_device
         self._reference = Settings()
         self._results: Results | None = None
         self._key: Key | None = None
@@ -135,7 +135,7 @@ class Reuse:
                 self._series = self._results.series(key)
                 self._key = key
             case BudgetKnown(budget):
-                self._limit = budget.limit
+                self._limit = budget.of_device
             case TrialEnded(is_known=False):
                 self._keep(event.settings, event.outcome, TRIAL)
             case FinalistEnded() if self.shares_rounds:
@@ -221,7 +221,7 @@ class Reuse:
 def _canary(kept: Iterable[Kept], session: Session) -> Kept | None:
     """The canary: the fastest measurement that fits, which may become a finalist; else the one of least memory."""
     measured = [(one, one.outcome.measurement) for one in kept if isinstance(one.outcome, Measured)]
-    fitting = [(one, found) for one, found in measured if session.budget.holds(found.peak.process)]
+    fitting = [(one, found) for one, found in measured if session.budget.over(found.peak) is None]
     if fitting:
         return max(fitting, key=lambda pair: pair[1].samples_per_s.value)[0]
     return min(measured, key=lambda pair: pair[1].peak.process)[0] if measured else None
@@ -249,8 +249,10 @@ def _tells(kept: Kept, session: Session) -> bool:
     """
     budget = session.budget
     if isinstance(kept.outcome, OutOfMemory):
-        least = kept.outcome.peak_bytes * (1 + budget.margin)
-        return kept.limit_bytes is None if budget.limit is None else least > budget.limit
+        least, limit = kept.outcome.peak_bytes * (1 + budget.margin), budget.of_device
+        if kept.outcome.of_host:
+            return budget.host is not None and least > budget.host
+        return kept.limit_bytes is None if limit is None else least > limit
     if session.facts.device.type == "cpu":
         return True
     peak = kept.outcome.measurement.peak

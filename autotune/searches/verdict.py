@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..measure import Measurement
 from ..measure.measurement import Quality
-from ..plan import Budget
+from ..plan import Budget, Excess, Peak
 from ..units import ceil_mib, format_bytes
 from ..words import count
 from ..workers import (
@@ -67,13 +67,15 @@ class Verdict:
     reason: str | None
     """Why it is infeasible, in words; None where it is feasible."""
     over_memory: bool
-    """Whether it ran out of memory or over the budget."""
+    """Whether it ran out of memory or over a budget."""
     log_speed: float | None
     """Natural logarithm of samples per second; None where it was not measured."""
     constraints: tuple[float, ...]
     """One for each of :data:`CONSTRAINTS`, feasible where <= 0."""
     lost: tuple[float, float] | None = None
     """Drop in quality over the allowed one, and its standard error; None where it was not judged."""
+    of_host: bool = False
+    """Whether it is only the host's memory that it takes too much of, on a machine whose device has its own."""
 
 
 def is_spoiled(outcome: Outcome) -> bool:
@@ -101,10 +103,11 @@ def judge(
         case Measured(measurement=measurement):
             return _judge_measurement(measurement, budget, reference, drop)
         case OutOfMemory():
-            limit = budget.limit or device_memory_bytes
+            limit = (budget.host if outcome.of_host else budget.of_device) or device_memory_bytes
             violation = max(_log_ratio(outcome.peak_bytes * budget.factor, limit), _LEAST)
             reason = f"out of memory at {format_bytes(ceil_mib(outcome.peak_bytes))}: {outcome.message}"
-            return Verdict(False, reason, True, None, (-1.0, _UNKNOWN, violation, _UNKNOWN, _UNKNOWN))
+            constraints = (-1.0, _UNKNOWN, violation, _UNKNOWN, _UNKNOWN)
+            return Verdict(False, reason, True, None, constraints, of_host=outcome.of_host)
         case NonFinite():
             return Verdict(False, f"the loss was not finite at step {outcome.step}", False, None, _failure())
         case TimedOut():
@@ -120,13 +123,12 @@ def judge(
 def _judge_measurement(
     measurement: Measurement, budget: Budget, reference: Quality | None, drop: Drop | None
 ) -> Verdict:
-    peak, parity = measurement.peak.process, measurement.parity
-    over = not budget.holds(peak)
+    peak, parity, over = measurement.peak.process, measurement.parity, budget.over(measurement.peak)
+    of_host = over is not None and budget.holds(peak)
     reasons = []
-    if over:
-        excess = format_bytes(ceil_mib(budget.excess_bytes(peak)))
-        in_evaluation = ", in its evaluation" if budget.holds(measurement.training_bytes) else ""
-        reasons.append(f"over the budget by {excess}, margin included{in_evaluation}")
+    if over is not None:
+        is_seen = not of_host and budget.holds(measurement.training_bytes)
+        reasons.append(f"{over_words(over)}{', in its evaluation' if is_seen else ''}")
     if parity.strayed_at is not None:
         reasons.append(f"strays from the reference's loss at step {parity.strayed_at} (by {parity.deviation:.1%})")
     if parity.unlike is not None:
@@ -146,12 +148,25 @@ def _judge_measurement(
     constraints = (
         -1.0,
         -1.0 if measurement.leak_bytes_per_step is None else 1.0,
-        _log_ratio(peak * budget.factor, budget.limit) if budget.limit else -1.0,
+        _memory(measurement.peak, budget, over),
         1.0 if parity.is_other_training else -1.0,
         max(-_BOUND, min(_BOUND, quality)),
     )
     log_speed = math.log(measurement.samples_per_s.value)
-    return Verdict(not reasons, "; ".join(reasons) or None, over, log_speed, constraints, lost)
+    reason = "; ".join(reasons) or None
+    return Verdict(reason is None, reason, over is not None, log_speed, constraints, lost, of_host)
+
+
+def over_words(over: Excess) -> str:
+    """``over the budget by 12 MiB, margin included``."""
+    return f"over {over.budget} by {format_bytes(ceil_mib(over.num_bytes))}, margin included"
+
+
+def _memory(peak: Peak, budget: Budget, over: Excess | None) -> float:
+    """The constraint: the logarithm of the peak over its limit, of the budget that is exceeded most."""
+    if over is not None:
+        return max(-_BOUND, min(_BOUND, math.log(over.ratio)))
+    return _log_ratio(peak.process * budget.factor, budget.of_device) if budget.of_device else -1.0
 
 
 def _failure() -> tuple[float, ...]:
@@ -166,13 +181,13 @@ def _log_ratio(value: float, limit: float) -> float:
 def observation(outcome: Outcome, verdict: Verdict) -> Observation:
     """What this package's own sampler learns from a trial."""
     seconds = outcome.seconds or None
-    if isinstance(outcome, OutOfMemory):
+    if isinstance(outcome, OutOfMemory) and not verdict.of_host:
         return Observation("out of memory", peak_bytes=outcome.peak_bytes, seconds=seconds)
     if not isinstance(outcome, Measured):
         return Observation("dropped" if isinstance(outcome, Dropped) else "failed", seconds=seconds)
     speed, peak = outcome.measurement.samples_per_s, outcome.measurement.peak.process
     told = dict(zip(CONSTRAINTS, verdict.constraints, strict=True))
-    is_sound = all(told[name] <= 0 for name in CONSTRAINTS if name not in ("memory", "quality"))
+    is_sound = not verdict.of_host and all(told[name] <= 0 for name in CONSTRAINTS if name not in ("memory", "quality"))
     lost, lost_error = verdict.lost or (None, 0.0)
     return Observation(
         "failed" if not is_sound else "dropped" if told["quality"] > 0 else "measured",

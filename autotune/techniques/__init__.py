@@ -144,6 +144,18 @@ class Settings(BaseModel):
         """What these keep on the device for as long as the process lives, beside the tensors of a step."""
         return sum(one.cached_bytes(facts) for one in self.techniques())
 
+    def host_cached_bytes(self, facts: Facts) -> int:
+        """The same in the host's memory, where that is not the device's."""
+        return sum(one.host_cached_bytes(facts) for one in self.techniques())
+
+    def num_loading(self, facts: Facts) -> int:
+        """Processes that load data beside the training."""
+        return sum(one.num_loading(facts) for one in self.techniques())
+
+    def num_ready(self, facts: Facts) -> int:
+        """Batches that these hold ready."""
+        return sum(one.num_ready(facts) for one in self.techniques())
+
     def may_hold(self, step_bytes: int, facts: Facts) -> int:
         """What these may hold beyond what is predicted: :meth:`Technique.may_hold`."""
         return sum(one.may_hold(step_bytes, facts) for one in self.techniques())

@@ -148,6 +148,19 @@ class DataLoading(Technique):
         kept = ("host", "device") if facts.device.type == "cpu" else ("device",)
         return (facts.dataset_bytes or 0) if self.cache in kept else 0
 
+    def host_cached_bytes(self, facts: Facts) -> int:
+        """Of an epoch in the memory of a card's host."""
+        return (facts.dataset_bytes or 0) if self.cache == "host" and facts.device.type != "cpu" else 0
+
+    def num_loading(self, facts: Facts) -> int:
+        """Its workers; a cached epoch needs none."""
+        return 0 if self.cache != "none" else self._num_workers(facts)
+
+    def num_ready(self, facts: Facts) -> int:
+        """torch's default is 2 for each worker."""
+        own = facts.loader_options.get("prefetch_factor") or _PREFETCHES[0]
+        return self.num_loading(facts) * (self.prefetch_factor or own)
+
     def samples_per_s(self, facts: Facts) -> float:
         """Of the loader alone; an epoch in memory is the fastest."""
         if self.cache != "none":

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from autotune.measure import MeasureOptions
 from autotune.measure.memory import Charge
-from autotune.measure.processes import descendants, own_live_bytes, own_peak_bytes, private_bytes
+from autotune.measure.processes import beside_bytes, descendants, own_live_bytes, own_peak_bytes
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.workers import MeasureRequest
@@ -66,30 +67,59 @@ def test_live_memory_follows_an_allocation_and_its_end():
 
 
 @linux
-def test_a_childs_private_bytes_are_its_own_pages(child):
-    plain, large = child("pass"), child("block = bytearray(b'x') * 2**25")
-    difference = private_bytes(large.pid) - private_bytes(plain.pid)
-    assert 30 * MIB <= difference <= 36 * MIB
+def test_a_childs_own_pages_are_beside_this_process(child):
+    child("pass")
+    before = beside_bytes()
+    child("block = bytearray(b'x') * 2**25")
+    child("pass")
+    assert 30 * MIB <= beside_bytes() - before <= 44 * MIB
 
 
 @linux
-def test_shared_pages_are_private_to_no_one(child):
-    """32 MiB that two processes have mapped and read: in each one's resident set, in neither's private bytes."""
+@pytest.mark.parametrize(
+    ("then", "low", "high"),
+    [
+        ("pass", 0, 12),  # the parent maps all of it
+        ("del block", 30, 44),  # the children hold it together
+        ("block[:] = bytes(2**25)", 30, 44),  # the parent has pages of its own, and they the old ones
+    ],
+)
+def test_what_children_share_counts_once_and_not_at_all_while_their_parent_has_it(child, then, low, high):
+    """32 MiB from before two forks, as loader workers start with all that the training process has."""
     program = (
-        "import mmap, os, sys\n"
-        "block = mmap.mmap(-1, 2**25)\n"
-        "block.write(b'x' * 2**25)\n"
-        "end, done = os.pipe(), os.pipe()\n"
-        "if os.fork() == 0:\n"
-        "    os.close(end[1])\n"
-        "    total = sum(block[i] for i in range(0, 2**25, 4096))\n"
-        "    os.write(done[1], b'x')\n"
-        "    os.read(end[0], 1)\n"
-        "    os._exit(0)\n"
-        "os.read(done[0], 1)"
+        "import os, sys\n"
+        "block = bytearray(b'x') * 2**25\n"
+        "end = os.pipe()\n"
+        "for _ in range(2):\n"
+        "    if os.fork() == 0:\n"
+        "        os.close(end[1])\n"
+        "        os.read(end[0], 1)\n"
+        "        os._exit(0)\n"
+        f"{then}"
     )
-    plain, sharing = child("pass"), child(program)
-    assert private_bytes(sharing.pid) - private_bytes(plain.pid) < 8 * MIB
+    assert low * MIB <= beside_bytes(child(program).pid, 0) <= high * MIB
+
+
+@linux
+def test_a_batch_that_lies_ready_and_that_nobody_maps_counts(child):
+    """32 MiB in shared memory without a name, which a worker has open: they are in no resident set."""
+    program = (
+        "import os\n"
+        "read, write = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    file = os.open(f'/dev/shm/{os.getpid()}', os.O_RDWR | os.O_CREAT)\n"
+        "    os.unlink(f'/dev/shm/{os.getpid()}')\n"
+        "    os.write(file, b'x' * 2**25)\n"
+        "    os.write(write, b'x')\n"
+        "    os.read(os.pipe()[0], 1)\n"
+        "os.read(read, 1)"
+    )
+    process = child(program)
+    try:
+        assert 30 * MIB <= beside_bytes(process.pid, 0) <= 44 * MIB
+    finally:
+        for pid in descendants(process.pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 @linux
@@ -104,10 +134,10 @@ def test_descendants_reach_grandchildren(child):
     assert [pid for pid in descendants(process.pid) if pid in found]
 
 
-def test_a_process_that_has_ended_has_no_private_bytes():
+def test_a_process_that_has_ended_has_nothing_beside_it():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert private_bytes(process.pid) == 0
+    assert beside_bytes(process.pid) == 0
 
 
 @linux
@@ -148,13 +178,15 @@ except torch.OutOfMemoryError:
 """
 
 
-def test_the_host_watchdog_is_for_a_cpu_alone():
-    """On CUDA the budget is the device's, and the host's memory is no part of it."""
-    plan = Plan(settings=Settings(), budget=Budget(limit=2**30))
+@pytest.mark.parametrize(("host", "on_cpu", "on_cuda"), [(None, 8, None), (4, 4, 4), (16, 8, 16)])
+def test_the_watchdog_holds_the_hosts_memory_and_on_a_cpu_the_smaller_of_both_budgets(host, on_cpu, on_cuda):
+    """On CUDA, --budget is the device's, and the host's memory is no part of it."""
+    limit = None if host is None else host * 2**30
+    plan = Plan(settings=Settings(), budget=Budget(limit=8 * 2**30, host=limit))
     options = MeasureOptions(parity_batch=8)
-    requests = {d: MeasureRequest(id="1", task="m.py", device=d, plan=plan, options=options) for d in ("cpu", "cuda")}
-    assert requests["cpu"].memory_limit_bytes == 2**30 * 5 // 4
-    assert requests["cuda"].memory_limit_bytes is None
+    requests = [MeasureRequest(id="1", task="m.py", device=d, plan=plan, options=options) for d in ("cpu", "cuda")]
+    wanted = [None if one is None else one * 2**30 * 5 // 4 for one in (on_cpu, on_cuda)]
+    assert [request.memory_limit_bytes for request in requests] == wanted
 
 
 @pytest.mark.gpu

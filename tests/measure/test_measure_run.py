@@ -11,7 +11,7 @@ from autotune.measure import MeasureOptions
 from autotune.measure.checks.leak import LeakWatch
 from autotune.measure.checks.parity import run_parity
 from autotune.measure.errors import NonFiniteLoss
-from autotune.measure.processes import descendants, own_peak_bytes, private_bytes
+from autotune.measure.processes import beside_bytes, own_peak_bytes
 from autotune.measure.run import measure
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
@@ -31,7 +31,7 @@ def _measure(task, settings=None, **options):
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_every_task_of_the_zoo_is_measured(name):
     found = _measure(ZOO[name])
-    others = sum(private_bytes(pid) for pid in descendants())  # as multiprocessing's resource tracker, of earlier tests
+    others = beside_bytes()  # as multiprocessing's resource tracker, of earlier tests
     assert 0 <= found.samples_per_s.low <= found.samples_per_s.value <= found.samples_per_s.high
     assert found.num_windows >= 3
     assert found.num_steps >= found.num_windows

@@ -18,7 +18,7 @@ from autotune.measure.measurement import Quality
 from autotune.searches.driver import search
 from autotune.searches.events import CutsEnded, CutsStarted, TrialEnded, TrialStarted, Warned
 from autotune.searches.options import Drop
-from autotune.searches.winner.build_plan import in_words
+from autotune.searches.winner.nothing_fits import in_words
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.low_rank import LowRank

@@ -27,6 +27,7 @@ OTHERS: dict[str, Any] = {
     "keep_weights": True,
     "budget": "90%",
     "margin": 0.05,
+    "host_budget": "16GiB",
     "trials": 7,
     "max_time": "20m",
     "trial_time": "2s",

@@ -45,7 +45,7 @@ def _of_ending(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Ou
             f"ended {doing}: the process was charged {ending.peak_bytes / MIB:.0f} MiB, "
             f"over the watchdog's limit of {limit / MIB:.0f} MiB (the budget and a quarter)"
         )
-        return OutOfMemory(peak_bytes=ending.peak_bytes, message=message)
+        return OutOfMemory(peak_bytes=ending.peak_bytes, message=message, of_host=request.device == "cuda")
     if ending.ended_for == "stopped":
         return Lost(message=f"a trial was stopped (SIGSTOP) {doing}, and nobody continued it")
     if ending.ended_for == "deadline":

@@ -11,7 +11,7 @@ from ...measure.profiling.allocations import Trace
 from ...techniques import Settings
 from ...techniques.checkpointing import Checkpointing
 from ...units import MIB
-from ..types import Interval
+from ..types import WORKER_BYTES, Interval
 from . import glibc as heap
 from . import tcmalloc as pages
 
@@ -24,8 +24,6 @@ says how far off a prediction is for every allocator, also for a training whose 
 _BESIDE_BYTES = {"tcmalloc": 5 * MIB}
 """What a preloaded allocator itself adds: the median over those configurations of the tables whose tensors are small.
 :func:`resident_bytes` grew by 7 MiB with it."""
-_WORKER_BYTES = 36 * MIB
-"""Private pages of a loader worker, at the median of the table of ``unet_denoise``."""
 
 
 def resident_bytes(settings: Settings) -> int:
@@ -89,4 +87,4 @@ def _guessed_bytes(trace: Trace) -> int:
 
 def workers_bytes(settings: Settings) -> int:
     """Bytes that loader workers add to what the job is charged."""
-    return (settings.data_loading.num_workers or 0) * _WORKER_BYTES
+    return (settings.data_loading.num_workers or 0) * WORKER_BYTES

@@ -1,4 +1,4 @@
-"""Speed of the loader by itself, by number of workers."""
+"""Speed of the loader by itself, by number of workers, and what they take of the host's memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ...techniques import LoaderSpec
 from ...techniques.batch import Batch
 from ...training.apply_plan import build_loader
 from ..feed import Feed
+from ..processes import beside_bytes
 
 _SHARE_S = 0.5
 _GAIN = 1.1
@@ -25,6 +26,8 @@ class LoaderRates(NamedTuple):
 
     by_workers: dict[int, float] = {}
     """Samples per second, by number of workers."""
+    bytes_by_workers: dict[int, int] = {}
+    """What these took of the host's memory."""
     notes: tuple[str, ...] = ()
     """What the user should hear."""
 
@@ -51,20 +54,20 @@ def loader_rates(
         Exception: whatever the user's dataset raises in this process.
     """
     alone = dataclasses.replace(spec, device=torch.device("cpu")) if most_workers else spec
-    rates = {0: _rate(task, alone, batch, 0)}
+    rates, taken = {0: _rate(task, alone, batch, 0)[0]}, dict[int, int]()
     if spec.device.type == "cpu" and step_samples_per_s < _NEGLIGIBLE * rates[0]:
         return LoaderRates(rates)
     count, best = 1, rates[0]
     while count <= most_workers:
         with Caught() as raised:
-            rates[count] = _rate(task, alone, batch, count)
+            rates[count], taken[count] = _rate(task, alone, batch, count)
         if raised.error is not None:
-            return LoaderRates(rates, (_note(count, raised.error),))
+            return LoaderRates(rates, taken, (_note(count, raised.error),))
         if rates[count] < _GAIN * best and count > 1:
             break  # one worker loads no faster than this process, but leaves it free
         best = max(best, rates[count])
         count *= 2
-    return LoaderRates(rates)
+    return LoaderRates(rates, taken)
 
 
 def _note(num_workers: int, error: BaseException) -> str:
@@ -74,14 +77,14 @@ def _note(num_workers: int, error: BaseException) -> str:
     return f"{which} not tried, nor are more: the data cannot be loaded so ({type(error).__name__}: {said})"
 
 
-def _rate(task: Task, spec: LoaderSpec, batch: Batch, num_workers: int) -> float:
-    """Samples per second of the loader, once the batches that its workers had ready are used up.
+def _rate(task: Task, spec: LoaderSpec, batch: Batch, num_workers: int) -> tuple[float, int]:
+    """Samples per second of the loader, once the batches that its workers had ready are used up; and their bytes.
 
     Workers stay between epochs. An epoch's start counts, so that a dataset of few batches is measured too.
     """
     persistent = {"persistent_workers": True} if num_workers else {}
     options = {**spec.options, "num_workers": num_workers, **persistent}
-    feed = Feed(build_loader(task, dataclasses.replace(spec, options=options), batch))
+    feed, others = Feed(build_loader(task, dataclasses.replace(spec, options=options), batch)), beside_bytes()
     feed.open()
     began_s = perf_counter()
     for _ in range(2 * num_workers * (options.get("prefetch_factor") or 2)):
@@ -91,4 +94,4 @@ def _rate(task: Task, spec: LoaderSpec, batch: Batch, num_workers: int) -> float
     num_samples, began_s = 0, perf_counter()
     while perf_counter() - began_s < _SHARE_S:
         num_samples += feed.next()[1].num_samples
-    return num_samples / (perf_counter() - began_s)
+    return num_samples / (perf_counter() - began_s), max(beside_bytes() - others, 0) if num_workers else 0

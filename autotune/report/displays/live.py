@@ -142,7 +142,7 @@ def draw(progress: Progress, max_rows: int, interrupted: str | None = None) -> R
     grid.add_column(style="bold")
     grid.add_column(ratio=1)
     grid.add_row("trials", _trials(progress))
-    if progress.budget.limit is not None:
+    if progress.budget.of_device is not None:
         grid.add_row("memory", _memory(progress))
     grid.add_row("best", _best(progress))
     if (doing := phase_words(progress)) is not None:
@@ -172,7 +172,7 @@ def _trials(progress: Progress) -> RenderableType:
 
 
 def _memory(progress: Progress) -> RenderableType:
-    limit = progress.budget.limit or 1
+    limit = progress.budget.of_device or 1
     measured = progress.best[1] if progress.best else progress.reference
     if measured is None:
         return _bar(0, limit, Text(f"budget {format_bytes(limit)}"))

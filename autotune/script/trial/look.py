@@ -207,6 +207,7 @@ class Look(Observer):
             shards_by_worker=options.get("num_workers", 0) > 1,
             loader_options={k: v for k, v in options.items() if isinstance(v, (int, bool))},
             loader_samples_per_s=rates.by_workers,
+            loader_bytes=rates.bytes_by_workers,
             step_samples_per_s=rate,
             effective_batch_held=True,
             effective_batch_assumed=False,

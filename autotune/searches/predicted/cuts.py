@@ -167,7 +167,7 @@ def _is_over_budget(session: Session) -> bool:
     budget = session.budget
     if budget.of_reference is not None:
         return budget.of_reference < 1
-    known = predicted(session, session.reference_settings) if budget.limit is not None else None
+    known = predicted(session, session.reference_settings) if budget.of_device is not None else None
     return known is not None and not budget.holds(known.peak_bytes)
 
 

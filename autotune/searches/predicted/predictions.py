@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 
-from ...estimates import Prediction, untried
+from ...estimates import WORKER_BYTES, Prediction, untried
 from ...techniques import Settings
 from ...techniques.checkpointing import Checkpointing
 from ...words import count, settings_words
@@ -16,6 +16,7 @@ from ..events import PredictionEnded, PredictionStarted
 from ..requests import failure
 from ..runs import run_once
 from ..sampler.configuration_space import ConfigurationSpace, Foreseen, buys_memory
+from ..sampler.loaders import Loaders
 from ..session import Session
 
 _EVIDENCE = "predicted"
@@ -92,16 +93,23 @@ class _Foresight:
 
     def predict(self, settings: Settings) -> Prediction | None:
         """The prediction for a configuration, with the bytes of an epoch that it caches in the device's memory, of all
-        processes that are charged; at the upper end with what it may hold beyond."""
+        processes that are charged, and of its loader's workers; at the upper end with what it may hold beyond."""
         known, facts = self.known.get(self.key(settings).canonical()), self._session.facts
         cached, times = settings.cached_bytes(facts), settings.times_charged(facts)
         if known is None or times is None:
             return None
+        cached += self._workers_beyond(settings)
         more = cached + settings.may_hold(known.step_bytes, facts)
         if not more and times == 1:
             return known
         high = None if known.high_bytes is None else (known.high_bytes + more) * times
         return known.model_copy(update={"peak_bytes": (known.peak_bytes + cached) * times, "high_bytes": high})
+
+    def _workers_beyond(self, settings: Settings) -> int:
+        """What loader workers take beyond what a prediction has for each, where they are charged and known."""
+        number = settings.num_loading(self._session.facts) if self._session.facts.device.type == "cpu" else 0
+        taken = Loaders(self._session.study).workers_bytes(settings) if number else None
+        return 0 if taken is None else taken - number * WORKER_BYTES
 
     def blocks(self, settings: Settings) -> tuple[int, ...] | None:
         """Which blocks were chosen for a configuration, whatever its own checkpointing; None where none could be."""

@@ -22,6 +22,7 @@ from ..store.tried import Tried
 from ..verdict import CONSTRAINTS
 from .configuration_space import ConfigurationSpace, Foreseen, Point
 from .expected_gain import ExpectedGainSampler
+from .loaders import Loaders
 
 Promise = Callable[[Mapping[str, Any]], float | None]
 Part = Literal["same", "changed", "all"]
@@ -59,7 +60,7 @@ class Candidates:
         """
         self._start = start
         self._study, self._space, self._reference = study, space, reference
-        self._searched = space
+        self._searched, self._loaders = space, Loaders(study)
         self._in_flight: set[str] = set()
         self._part: Part = "all"
         self._samplers: dict[Part, tuple[ConfigurationSpace, ExpectedGainSampler]] = {}
@@ -231,7 +232,7 @@ class Candidates:
 
     def _witness(self, settings: Settings) -> Tried | None:
         """A trial that could not be used and proves that ``settings`` cannot either: they compute the same function,
-        whose quality is too low, or need at least as much memory.
+        whose quality is too low, or need at least as much memory. Or one that says the same of its loader's workers.
 
         The proof of memory holds between configurations that are equal in everything but the batch. With a larger
         micro-batch every activation grows and nothing shrinks, unless accumulation ends: only then are there no
@@ -243,7 +244,7 @@ class Candidates:
             return judged
         batch = settings.batch
         if batch is None:
-            return None
+            return self._loaders.witness(settings)
         for row in self._study.tried:
             tried = row.settings.batch
             if tried is None or not row.verdict.over_memory or tried.micro >= batch.micro:
@@ -251,7 +252,7 @@ class Candidates:
             same = row.settings.model_copy(update={"batch": batch}) == settings
             if same and (tried.accumulate == 1 or batch.accumulate > 1):
                 return row
-        return None
+        return self._loaders.witness(settings)
 
     def _ask_for(self, settings: Settings, promise: Promise = lambda params: None) -> Proposal:
         params = self._space.params(settings)  # None outside the space: the trial is told to nobody

@@ -26,6 +26,9 @@ _SHARES: Mapping[Effect, Callable[[Measurement], float]] = {
 _STARVED = 0.1
 """Share of the reference's time spent waiting for data from which on other techniques' gains would not show."""
 
+_SPARE = 1.25
+"""How much faster than the training a loader has to be by itself for it to be likely to keep up beside it."""
+
 
 class Separable:
     """Proposes choices of separable techniques for the best configuration measured."""
@@ -57,7 +60,7 @@ class Separable:
 
     def unconfirmed(self) -> Iterator[Settings]:
         """The best configuration with each choice that was not tried with it and may gain something, one technique at a
-        time; of loaders, only the fastest by themselves."""
+        time; of loaders, only the fastest by themselves, and the fewest workers that may be enough."""
         best = next(iter(self._study.feasible), None)
         if best is None:
             return
@@ -65,11 +68,20 @@ class Separable:
         for name, choices in self._choices.items():
             tried = [getattr(settings, name) for settings in same]
             worthwhile = self._fastest_of_either(name) or choices
-            if self._may_gain(name, best):
-                yield from (best.settings.having(one) for one in worthwhile if one not in tried)
+            wanted = [*(worthwhile if self._may_gain(name, best) else ()), *self._enough(name, best)]
+            yield from (best.settings.having(one) for one in dict.fromkeys(wanted) if one not in tried)
 
     def _may_gain(self, name: str, best: Tried) -> bool:
         return getattr(best.settings, name).takes_processors(self._facts) or _share(name, best) >= math.expm1(GAIN)
+
+    def _enough(self, name: str, best: Tried) -> list[Technique]:
+        """The choice with the fewest processes beside the training that load faster by themselves than the best
+        more: they may gain nothing."""
+        needed = _SPARE * math.exp(best.verdict.log_speed or 0.0)
+        own = getattr(best.settings, name).num_loading(self._facts)
+        fewer = [one for one in self._fastest(name) if 0 < one.num_loading(self._facts) < own]
+        found = [one for one in fewer if needed <= (one.samples_per_s(self._facts) or 0.0) < math.inf]
+        return sorted(found, key=lambda one: one.num_loading(self._facts))[:1]
 
     def _fastest(self, name: str) -> list[Technique]:
         """Loader choices with a measured speed of their own, the fastest first."""

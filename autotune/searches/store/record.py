@@ -11,6 +11,7 @@ from ...errors import StudyError
 from ...measure.measurement import Quality
 from ...plan import Budget
 from ...techniques import Facts
+from ...units import format_bytes
 from ...workers import Measured, Outcome
 from ..budget import budget_words
 from ..options import QUALITY, MeasuredBy, option_name
@@ -46,7 +47,7 @@ class StudyRecord(MeasuredBy):
     @property
     def limit_bytes(self) -> int:
         """Limit for a peak with its margin: the budget, or all of the device's memory."""
-        return self.budget.limit or self.facts.device.memory_bytes
+        return self.budget.of_device or self.facts.device.memory_bytes
 
     @property
     def usable_bytes(self) -> float:
@@ -84,6 +85,7 @@ def _compared(record: StudyRecord) -> list[tuple[str, object]]:
     return [
         ("the command", shlex.join(record.command) if record.command else None),
         ("--budget", budget_words(asked)),
+        ("--host-budget", None if asked.host is None else format_bytes(asked.host)),
         ("--margin", record.budget.margin),
         ("--device", record.budget.device),
         *((option_name(name), getattr(record, name)) for name in MeasuredBy.model_fields),

@@ -1,8 +1,7 @@
-"""The end of a search: the plan with its notes, or why nothing fits and what would help."""
+"""The end of a search: the plan with its notes."""
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import shlex
@@ -10,23 +9,21 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from ...distribution import VERSION
-from ...errors import NothingFits
 from ...files import hash_of
 from ...measure.measurement import NO_EVALUATION, CardState
 from ...plan import Environment, Evidence, Gain, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
 from ...techniques import Facts, Settings
-from ...techniques.batch import refused_split
 from ...techniques.data_loading import DataLoading
 from ...units import ceil_mib, format_bytes
 from ...words import card_words, count
 from ...workers import Measured, OutOfMemory
 from ..session import Session
-from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS
 from ..verdict import SPOILED
 from .evaluation import evaluation_of
 from .evidence import are_sure, calm, combine, gain
 from .final import Final, run_name
+from .nothing_fits import nothing_fits
 from .proof import difference_of
 
 _WIDE = 0.25
@@ -61,7 +58,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         reference = _with_tensors(session, reference, session.reference_settings) if reference is not None else None
     return Plan(
         task=TaskRef(source=options.task, fingerprint=facts.fingerprint, identity=facts.identity),
-        budget=session.budget if session.budget.holds(measured.peak.process) else budget,
+        budget=session.budget if session.budget.over(measured.peak) is None else budget,
         settings=settings,
         exactness={one.name: one.exactness(facts) for one in settings.chosen()},
         checked=None if winner.number == 0 else winner.outcome.measurement.parity.compared,
@@ -166,56 +163,6 @@ def _weights(session: Session, final: Final) -> KeptWeights | None:
         return None
 
 
-def nothing_fits(session: Session) -> NothingFits:
-    """Why no configuration can be used: the nearest miss, and what would help."""
-    tried = session.study.tried
-    limit = session.budget.limit
-    head = f"Nothing fits: none of {len(tried)} configurations can be used"
-    if limit is not None:
-        head += f" within {format_bytes(limit)} (margin {session.budget.margin:.0%})"
-    lines = [f"{head}."]
-    infeasible = [*(row for row in tried if not row.verdict.feasible), *session.study.fallen]
-    misses = [(peak, row) for row in infeasible if (peak := _miss(row)) is not None]
-    # One that was ended at its limit needs more than was seen of it: it says nothing of the budget that admits it.
-    whole = [(peak, row) for peak, row in misses if isinstance(row.outcome, Measured)]
-    helps = []
-    if whole:
-        peak, nearest = min(whole, key=lambda miss: miss[0])
-        lines.append(f"Nearest miss: {format_bytes(ceil_mib(peak))} with {in_words(nearest.settings)}.")
-        needed = format_bytes(ceil_mib(round(peak * session.budget.factor))).replace(" ", "")
-        is_share = nearest.number == 0 and session.budget.of_reference is not None
-        helps.append(f"--budget {'100%' if is_share else needed} would admit it")
-    elif misses:
-        peak, nearest = min(misses, key=lambda miss: miss[0])
-        seen = format_bytes(ceil_mib(peak))
-        lines.append(f"Nearest miss: more than {seen}, where it was ended, with {in_words(nearest.settings)}.")
-    else:
-        lines += [f"Trial {row.number}: {row.verdict.reason}." for row in infeasible]
-    if misses and (refused := refused_split(session.facts)) is not None:
-        helps.append(refused)
-    if helps:
-        lines.append(f"What would help: {'; '.join(helps)}.")
-    return NothingFits("\n".join(lines))
-
-
-def in_words(settings: Settings) -> str:
-    """Settings as a plan has them, on one line."""
-    rows = settings.written()
-    return ", ".join(f"{name} {json.dumps(row)}" for name, row in rows.items()).replace('"', "")
-
-
-def _miss(row: Tried) -> int | None:
-    """The peak, bytes, of a trial that is unusable for its memory alone; None for any other."""
-    if not row.verdict.over_memory:
-        return None
-    if isinstance(row.outcome, OutOfMemory):
-        return row.outcome.peak_bytes
-    assert isinstance(row.outcome, Measured)
-    measurement = row.outcome.measurement
-    usable = not measurement.parity.is_other_training and measurement.leak_bytes_per_step is None
-    return measurement.peak.process if usable else None
-
-
 def _reference(session: Session, final: Final) -> tuple[Evidence | None, str | None]:
     """The reference's evidence, or the reason why there is none."""
     tried = session.reference
@@ -262,7 +209,7 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
         yield f"batch shapes vary: the peak is that of the largest of {measured.peak.largest_of} batches"
     if reference is not None and not reference.fits and session.budget.of_reference is None:
         yield "the reference is over the budget; it was measured without enforcement"
-    if winner.number == 0 and not session.budget.holds(measured.peak.process):
+    if winner.number == 0 and session.budget.over(measured.peak) is not None:
         yield (
             "the budget is a share of what the job takes as it stands, and admits it as it is: the margin of "
             f"{session.budget.margin:.0%} is kept by other configurations alone"

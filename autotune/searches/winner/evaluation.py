@@ -97,7 +97,7 @@ def _run_at(session: Session, winner: Tried, batch: int) -> Evaluated | None:
         return session.requests.evaluating(request, batch)
 
     outcome = run_once(session, key, make)
-    if not isinstance(outcome, Measured) or not session.budget.holds(outcome.measurement.peak.process):
+    if not isinstance(outcome, Measured) or session.budget.over(outcome.measurement.peak):
         return None
     return _seen(outcome.measurement, batch)
 

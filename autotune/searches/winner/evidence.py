@@ -203,7 +203,8 @@ def _is_decided(pairs: Sequence[Pair]) -> bool:
 
 def _has_room(peaks: Sequence[int], budget: Budget) -> bool:
     needed = round(max(peaks) + _ROOM * (max(peaks) - min(peaks)))
-    return budget.limit is None or budget.as_it_stands is not None or needed <= budget.limit
+    limit = budget.of_device
+    return limit is None or budget.as_it_stands is not None or needed <= limit
 
 
 def combine(
@@ -237,13 +238,14 @@ def combine(
             reserved=_largest([peak.reserved for peak in peaks]),
             allocated=_largest([peak.allocated for peak in peaks]),
             host=_largest([peak.host for peak in peaks]),
+            workers=_largest([peak.workers for peak in peaks]),
             allocator_retries=max(peak.allocator_retries for peak in peaks),
             above_base=_largest([peak.above_base for peak in peaks]),
             largest_of=peaks[0].largest_of,
             longest=peaks[0].longest,
         ),
         compile_s=_rounded(compile_s) if compile_s else None,
-        fits=all(budget.holds(peak.process) for peak in peaks),
+        fits=all(budget.over(peak) is None for peak in peaks),
     )
 
 

@@ -16,6 +16,7 @@ from ...measure import Measurement
 from ...workers import Compared, CompareRequest, Dropped, Measured, MeasureRequest, Outcome
 from ..events import FinalistEnded, TrialStarted
 from ..runs import run_once
+from ..sampler.loaders import Loaders
 from ..session import Pairs, Session
 from ..store.pace import weighed
 from ..store.tried import Tried
@@ -104,11 +105,14 @@ class _Finals:
         if reference not in self.session.feasible or (self._reference_failed and not runs):
             return False
         assert reference is not None
-        if not all(self.session.budget.of_job(run.peak.process).holds(run.peak.process) for run in runs):
+        if any(self.session.budget.of_job(run.peak.process).over(run.peak) for run in runs):
             return False
         ratios = [ratio for pair in undisturbed(rounds) if (ratio := pair.log_ratio) is not None]
         if ratios:
-            return interval(ratios).value < 0
+            found, known = interval(ratios), self.session.facts
+            has_more = winner.settings.num_loading(known) > reference.settings.num_loading(known)
+            is_alike = winner.settings.stock("loader") == reference.settings.stock("loader")
+            return (found.low if has_more and is_alike else found.value) < 0
         repeated = [pair.winner.samples_per_s.value for pair in rounds]
         if repeated:
             return _speed(reference) > statistics.fmean(repeated)
@@ -132,7 +136,9 @@ class _Finals:
         except _OutOfTime:
             pass
         able = [row for row in finalists if row.number in sure] or finalists
-        return self._with_losses(in_order(self.session, able, lambda row: weighed(log_speeds[row.number])), num_fresh)
+        ranked = in_order(self.session, able, lambda row: weighed(log_speeds[row.number]))
+        fewest = [Loaders(study).fewest(row) for row in ranked[:1]]  # more workers that gain nothing are not taken
+        return self._with_losses([*fewest, *(row for row in ranked if row not in fewest)], num_fresh)
 
     def _with_losses(self, ranked: Sequence[Tried], num_fresh: int) -> Tried | None:
         """The first whose losses were compared: they are, where its trial was surely slower than what has fallen since;

@@ -213,6 +213,18 @@ class Technique(BaseModel):
         """Bytes that it keeps on the device for the life of the process, beside the tensors of a step."""
         return 0
 
+    def host_cached_bytes(self, facts: Facts) -> int:
+        """Bytes that it keeps in the host's memory in the same way, where that is not the device's."""
+        return 0
+
+    def num_loading(self, facts: Facts) -> int:
+        """Processes that load data beside the training."""
+        return 0
+
+    def num_ready(self, facts: Facts) -> int:
+        """Batches that these hold ready."""
+        return 0
+
     def may_hold(self, step_bytes: int, facts: Facts) -> int:
         """Bytes that it may hold on the device beyond what is predicted, where a step needs ``step_bytes`` for a
         moment."""

@@ -174,6 +174,8 @@ class Facts(_Frozen):
     """The user's DataLoader keywords of today."""
     loader_samples_per_s: dict[int, float]
     """Samples per second of the loader alone, by number of workers."""
+    loader_bytes: dict[int, int] = {}
+    """What its workers took of the host's memory meanwhile, beside the process, by their number."""
 
     step_samples_per_s: float | None = None
     """Samples per second of the reference batch's forward and backward, run once; None where the model was not run."""
