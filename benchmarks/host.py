@@ -4,18 +4,20 @@
 
 Five datasets (small samples, large ones, an array that all processes share, a decoder's buffer in each worker, a list
 of Python objects), each with ten choices of workers and prefetching. A trial measures each. The tightest host budget
-that admits it is its peak with the margin of 3 %. Then a job applies the plan and trains three epochs, and all of its
+that admits it is its peak with the margin of 3 %. Then a job applies the plan and trains two epochs, and all of its
 processes are looked at from outside, four times a second: their proportional sizes (PSS) of anonymous and shared
 memory, shared memory that nobody maps, and the first process's file pages. Jobs are forked from a process that has
-imported torch, whose pages count to them. Bar: 0 of 50 over. Beside it stands what counting the private memory of each
-worker alone, or whole resident sets, would have said.
+imported torch, whose pages count as far as they map them. Bar: 0 of 50 over. Beside it stands what counting the
+private memory of each worker alone, or whole resident sets, would have said.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.measure import MeasureOptions
-from autotune.measure.processes import descendants, kib_fields
+from autotune.measure.processes import descendants, kib_fields, stat_of
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -34,7 +36,7 @@ from autotune.workers.local import LocalExecutor
 
 from .rows import save_rows
 
-MARGIN, BATCH, LENGTH, EPOCHS = 0.03, 16, 768, 3
+MARGIN, BATCH, LENGTH, EPOCHS = 0.03, 16, 384, 2
 CHOICES = ((0, None), (1, 2), (2, 2), (2, 4), (3, 2), (4, 2), (4, 4), (5, 2), (6, 2), (8, 2))
 """Workers, and batches that each has ready."""
 DATASETS = {
@@ -74,10 +76,10 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder, LocalExecutor() as executor, Jobs() as jobs:
-        for name in arguments.dataset or DATASETS:
-            task = Path(folder, "model.py")
-            task.write_text(TASK.format(read=DATASETS[name], length=LENGTH, batch=BATCH))
-            for number, prefetch in CHOICES:
+        for number, prefetch in CHOICES:
+            for name in arguments.dataset or DATASETS:
+                task = Path(folder, f"{name.replace(' ', '_')}.py")
+                task.write_text(TASK.format(read=DATASETS[name], length=LENGTH, batch=BATCH))
                 rows.append({"dataset": name, **compare(executor, jobs, task, number, prefetch)})
                 print(line(rows[-1]), flush=True)
                 if arguments.keep:
@@ -100,7 +102,7 @@ def compare(executor: LocalExecutor, jobs: Jobs, task: Path, number: int, prefet
         task=str(task),
         device="cpu",
         plan=plan,
-        options=MeasureOptions(trial_time_s=2.0, parity_batch=None),
+        options=MeasureOptions(trial_time_s=1.0, parity_batch=None),
     )
     outcome = executor.ask(request)
     assert isinstance(outcome, Measured), outcome
@@ -145,14 +147,41 @@ class Jobs:
 
 
 def seen(pid: int) -> dict[str, int]:
-    """Bytes of a process and of all below it, now."""
-    pids = [pid, *descendants(pid)]
+    """Bytes of a process and of all below it, now. They stand still meanwhile: where one is forked between two looks,
+    what it shares would count twice."""
+    pids: list[int] = []
+    while (found := [pid, *descendants(pid)]) != pids or not all(map(stands, pids)):
+        pids = found
+        signal_all(pids, signal.SIGSTOP)
+    try:
+        return figures(pid, pids)
+    finally:
+        signal_all(pids, signal.SIGCONT)
+
+
+def stands(pid: int) -> bool:
+    """Whether it is stopped, or has ended: one that is being forked goes on until there is a child."""
+    return stat_of(pid)[:1] in ([], ["T"], ["Z"])
+
+
+def signal_all(pids: list[int], number: signal.Signals) -> None:
+    """To each that is there."""
+    for one in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, number)
+
+
+def figures(pid: int, pids: list[int]) -> dict[str, int]:
+    """What they take."""
     rows = [fields for one in pids if (fields := kib_fields(Path(f"/proc/{one}/smaps_rollup")))]
     shared = sum(row["Pss_Shmem"] for row in rows)
     files = max(kib_fields(Path(f"/proc/{one}/status")).get("RssFile", 0) for one in pids[:2])
-    below = rows[2:]  # the first forks jobs, the second is one
+    below = rows[2:]  # the first forks jobs, and what it alone maps is none of theirs; the second is one
     return {
-        "bytes": sum(row["Pss_Anon"] for row in rows) + max(shared, opened_bytes(pids)) + files,
+        "bytes": sum(row["Pss_Anon"] for row in rows)
+        - rows[0]["Private_Dirty"]
+        + max(shared, opened_bytes(pids))
+        + files,
         "private_bytes": sum(row["Private_Clean"] + row["Private_Dirty"] for row in below),
         "resident_bytes": sum(row["Rss"] for row in rows),
     }

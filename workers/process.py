@@ -152,8 +152,9 @@ def resident_bytes(pid: int) -> int:
 
 
 def charged_bytes(pid: int) -> int:
-    """Resident memory of a process that this one has started, plus what its descendants take beside it."""
-    return _own_resident_bytes(pid) + beside_bytes(pid, os.getpid())
+    """Resident memory of a process that this one has started, plus what its descendants take beside it: the smaller of
+    two looks, since what a process that begins or ends meanwhile shares would count twice."""
+    return min(_own_resident_bytes(pid) + beside_bytes(pid, os.getpid()) for _ in range(2))
 
 
 def _own_resident_bytes(pid: int) -> int:
