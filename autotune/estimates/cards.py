@@ -112,7 +112,7 @@ def on_device(device: Device, has_convolutions: bool, tries_kernels: bool = Fals
     """
     if device.type == "cpu":
         return {"target": "cpu"}
-    context = _context(_recognised(device.name))
+    context = _context(recognised(device.name))
     if has_convolutions:
         context = context.with_part(_CUDNN)
         if tries_kernels:
@@ -125,7 +125,7 @@ def _context(card: Card | None) -> Interval:
     return CONTEXT if card is None else CONTEXT.plus(card.context_mib * MIB - CONTEXT.value)
 
 
-def _recognised(driver_name: str) -> Card | None:
+def recognised(driver_name: str) -> Card | None:
     """The card that a driver names ``NVIDIA A100-SXM4-80GB``: the one most of whose words are in it."""
     words = set(_words(driver_name))
     known = [card for card in CARDS if words.issuperset(_words(card.name))]

@@ -32,6 +32,7 @@ def as_json(found: CardsEstimation) -> dict[str, Any]:
     """Plain data."""
     return {
         "task": found.what.task,
+        "fingerprint": found.facts.fingerprint,
         "budget_bytes": found.what.budget_bytes,
         "effective_batch": found.facts.effective_batch,
         "cards": [

@@ -240,7 +240,7 @@ class Driver:
             *server.driver_options,
             *arguments(spec, place),
         ]
-        environment = _environment(os.environ, server.pass_env, search_id, attempt)
+        environment = driver_environment(os.environ, server.pass_env, search_id, attempt)
         result, log = folder.begin_output()
         if user is not None:
             environment = {k: v for k, v in environment.items() if not k.startswith("XDG_")} | user.environment(
@@ -327,7 +327,8 @@ def _storable(text: str) -> str:
     return text.encode(errors="replace").decode().replace("\0", r"\0")
 
 
-def _environment(own: Mapping[str, str], passed: Collection[str], search_id: str, attempt: int) -> dict[str, str]:
+def driver_environment(own: Mapping[str, str], passed: Collection[str], search_id: str, attempt: int) -> dict[str, str]:
+    """What a driver gets of the server's environment, with its mark."""
     plain = {key for key in own if key in _KEPT or (key.startswith(_KEPT_PREFIXES) and not _SECRET.match(key))}
     kept = {key: value for key, value in own.items() if key in plain.union(passed)}
     return {**kept, _SEARCH: search_id, _MARK: f"{search_id}-{attempt}", "NO_COLOR": "1"}

@@ -30,7 +30,7 @@ class Runner:
     def __init__(self, leases: Leases, places: Places, options: RunnerOptions) -> None:
         """Nothing runs before :meth:`start`. The caller holds the state folder alone: every lease of a search in it
         that is there already is a dead server's."""
-        self._leases, self._places, self._options = leases, places, options
+        self._leases, self._places, self.options = leases, places, options
         self._turns = SearchTurns(options.is_cluster)
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -82,23 +82,23 @@ class Runner:
             try:
                 if time.monotonic() >= look_at:  # leases end by time alone: nothing that wakes it ends one
                     self._recover(all_held=everything)
-                    everything, look_at = False, time.monotonic() + 2 * self._options.beat_s
+                    everything, look_at = False, time.monotonic() + 2 * self.options.beat_s
                 while self._may_begin() and self._begin_next():
                     pass
             except SQLAlchemyError as reason:
                 _LOG.error("the database failed: %s; trying again", words_of(reason))
-            self._wake.wait(2 * self._options.beat_s)
+            self._wake.wait(2 * self.options.beat_s)
 
     def _may_begin(self) -> bool:
         """Whether a place is free and there is room; the log says once that there is none, and once that there is."""
         before, self._shortage = self._shortage, self._places.shortage()
         if self._shortage != before:
             _LOG.error("%s: %s", self._places.state, self._shortage or "Searches begin again.")
-        return self._shortage is None and len(self._held) < self._options.num_searches
+        return self._shortage is None and len(self._held) < self.options.num_searches
 
     def _begin_next(self) -> bool:
         """Begin the search that is next, of those whose user has none that runs; whether there was one."""
-        users = self._options.run_as
+        users = self.options.run_as
         free = None if users is None else self._free(users)
         lease = self._leases.claim(free)
         if lease is None:
@@ -122,7 +122,7 @@ class Runner:
     def _work(self, lease: Lease, user: User | None) -> None:
         try:
             with Caught(frames=True) as raised:
-                options = replace(self._options, user=user)
+                options = replace(self.options, user=user)
                 Supervisor(lease, self._leases, self._places, options, self._stop, self._turns).run()
             if isinstance(reason := raised.error, SQLAlchemyError):  # the lease ends, and the search is taken in again
                 _LOG.error("search %s: the database failed: %s", lease.search_id, words_of(reason))
@@ -146,7 +146,7 @@ class Runner:
             _LOG.warning("search %s: its server was lost", lease.search_id)
             driver = None if lease.pid is None else ProcessId(lease.pid, lease.pid_start or 0)
             end_leftovers(lease.search_id, lease.attempt, driver)
-            supervisor = Supervisor(lease, self._leases, self._places, self._options, self._stop, self._turns)
+            supervisor = Supervisor(lease, self._leases, self._places, self.options, self._stop, self._turns)
             try:
                 supervisor.take_in()
                 self._leases.give_back(

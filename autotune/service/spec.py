@@ -17,7 +17,7 @@ def _one_line(text: str) -> str:
     return text
 
 
-def _inside(text: str) -> str:
+def inside(text: str) -> str:
     """A path that stays within the folder that it is relative to, and is no option."""
     path = PurePosixPath(_one_line(text))
     if path.is_absolute() or ".." in path.parts or text.startswith("-") or "\\" in text:
@@ -52,8 +52,8 @@ class SearchSpec(SearchedJob):
 
     @field_validator("task", "space")
     @classmethod
-    def _lies_inside(cls, text: str | None) -> str | None:
-        return None if text is None else _inside(text)
+    def _liesinside(cls, text: str | None) -> str | None:
+        return None if text is None else inside(text)
 
     @field_validator("command")
     @classmethod

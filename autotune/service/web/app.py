@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...distribution import VERSION
+from ..estimator import Estimator
 from ..problems import Problem
 from ..service import Service, forget_old
 from ..store.database import words_of
@@ -22,6 +23,7 @@ from .following import Reads
 from .limits import RequestLimit
 from .observe import Metrics, Observe
 from .page import PAGE
+from .predict import PREDICT
 from .proxy import BehindProxy, Network
 from .routes import ROUTES, STATUS
 from .webhook import Webhook
@@ -71,12 +73,14 @@ def make_app(
         telemetry={"tracing": False},
     )
     app.state.service = service
+    app.state.estimator = Estimator(service.places, service.runner.options)
     app.state.reads = Reads(service.searches)
     app.state.access = Access(service.tokens, None if requests_per_s is None else RequestLimit(requests_per_s))
     metrics = Metrics(service)
     answer_problems(app)
     app.router.routes.append(STATUS)
     app.include_router(ROUTES)
+    app.include_router(PREDICT)
     app.include_router(PAGE)
 
     app.add_middleware(Observe, metrics=metrics)
