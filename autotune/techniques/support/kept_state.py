@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LEAST = 4096
 """Elements of a parameter whose state is kept so."""
-LEAST_PIECE, _MOST_PIECE, _NUM_PIECES = 2**18, 2**22, 256
+LEAST_PIECE, _MOST_PIECE, _NUM_PIECES = 2**18, 2**22, 64
 """Elements that are updated at once: the fewest and the most, and about how many pieces all parameters come to. More
 would be many kernels, larger ones much memory. Powers of 2, so that whole blocks are in each."""
 _NOISE = 2**16
