@@ -83,6 +83,9 @@ def play(
     try:
         settings = next(searching)
         while True:
+            if any(row.settings == settings for row in results):  # measured again: no trial
+                settings = searching.send(_trial(executor, table, truth, settings))
+                continue
             results.append(_trial(executor, table, truth, settings))
             if loaded is not None:
                 results[-1] = _under(loaded, results[-1], len(results) - 1, truth)

@@ -114,7 +114,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def _stops(rows: Iterable[dict[str, Any]]) -> str:
     """Of those that stop because they expect no more."""
-    stops = [run for row in rows for run in row["runs"] if run["stopped"] and "chance" in run["stopped"]]
+    stops = [run for row in rows for run in row["runs"] if run["stopped"] and "stopped after" in run["stopped"]]
     if not stops:
         return ""
     behind = statistics.fmean(run["regrets"][-1] > MEDIAN_BAR if run["regrets"] else True for run in stops)

@@ -23,6 +23,8 @@ from autotune.techniques import Settings
 from .gains import stated_gains
 from .problem import Gains, Problem, Result, Space
 
+_NUM_AGAIN = 2
+"""How often the best is measured again: as a finalist, and in a fresh process."""
 _PATIENCE = 5
 """Proposals in a row that were measured before, until one is drawn from what is left."""
 
@@ -44,17 +46,39 @@ def expected_gain(
         configurations = _configurations(known, problem, is_derived, gains(problem))
         sampler = ExpectedGainSampler(configurations, limit_bytes=limit, margin=margin, seed=seed)
         study = _study(sampler)
-        while (reason := sampler.stop_reason(study)) is None:
-            trial = study.ask(known.distributions)
-            settings = known.settings(trial.params)
-            assert settings is not None
-            result = yield settings
-            observe(trial, observation(result.outcome, result.verdict))
-            study.tell(trial, result.verdict.log_speed or 0.0)
-            correct(study, {number: (one.shift, one.error) for number, one in result.corrections.items()})
-        return reason
+        while True:
+            while (reason := sampler.stop_reason(study)) is None:
+                trial = study.ask(known.distributions)
+                settings = known.settings(trial.params)
+                assert settings is not None
+                _observe(study, trial, (yield settings))
+            best = sampler.acquisition(study).best
+            if best is None:
+                return reason
+            params = configurations.rows[best].params
+            fell = yield from _fell(known.settings(params))
+            if fell is None:
+                return reason
+            study.enqueue_trial(dict(params))
+            _observe(study, study.ask(known.distributions), fell)
 
     return play
+
+
+def _observe(study: optuna.Study, trial: optuna.Trial, result: Result) -> None:
+    observe(trial, observation(result.outcome, result.verdict))
+    study.tell(trial, result.verdict.log_speed or 0.0)
+    correct(study, {number: (one.shift, one.error) for number, one in result.corrections.items()})
+
+
+def _fell(best: Settings | None) -> Generator[Settings, Result, Result | None]:
+    """The best is measured again, as a search does before it ends; what showed that it cannot be used, if so."""
+    assert best is not None
+    for _ in range(_NUM_AGAIN):
+        result = yield best
+        if not result.verdict.feasible:
+            return result
+    return None
 
 
 def prior_alone(problem: Problem, seed: int) -> Generator[Settings, Result, str | None]:

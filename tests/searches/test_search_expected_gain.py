@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from pathlib import Path
 
 import optuna
@@ -74,7 +75,7 @@ def test_the_reason_to_stop_is_in_words():
     found.optimize(objective, n_trials=12, callbacks=[own.stop_when_settled])
     reason = own.stop_reason(found)
     assert reason.startswith(f"stopped after {len(found.trials)} trials: ")
-    assert reason.endswith("% chance that anything left is more than 1% faster")
+    assert re.search(r": another is expected to gain [01]\.\d% at most$", reason)
 
 
 def test_where_nothing_can_fit_the_reason_says_that():
@@ -220,14 +221,3 @@ def test_of_each_combination_the_batches_about_the_largest_predicted_to_fit_are_
 
 def test_where_nothing_is_predicted_every_batch_is_kept():
     assert len(sampler(predicts=False).configurations.derived(300 * MIB)) == 12
-
-
-def test_where_little_is_expected_of_what_is_left_that_may_be_enough():
-    """As where other searches have measured something: it stops with the first that fits, and says why."""
-    own = sampler(enough=math.log(9))
-    found = study(own)
-    found.optimize(objective, n_trials=12, callbacks=[own.stop_when_settled])
-    patient = study(sampler())
-    patient.optimize(objective, n_trials=12, callbacks=[patient.sampler.stop_when_settled])
-    assert len(found.trials) < len(patient.trials)
-    assert "trials: what is left is expected to gain " in own.stop_reason(found)

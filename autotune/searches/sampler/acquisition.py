@@ -21,6 +21,8 @@ from .surrogate import Array, Indices, Posterior, Surrogate
 GAIN = math.log(1.01)
 """Logarithm of the least gain in speed that is worth another trial."""
 
+_SURE = 0.9
+"""Share of the highest chance to be used from which on a configuration is as sure as any."""
 _FAILS = 0.5
 """A configuration is taken to fail where its score, 1 for failure and 0 for none, is above."""
 _LIKELY = 0.5
@@ -98,57 +100,43 @@ class Acquisition:
         return Forecast(samples_per_s=speed, peak_bytes=peak)
 
     def promise(self) -> Array:
-        """(configurations,): expected gain in speed over the best, times the chance that it can be used, over the
-        cost."""
-        if self.best is None:
-            gain = self.speed.mean - self.speed.mean.min() + 1.0
-        else:
-            mean, deviation = self._above_best
-            z = mean / deviation
-            gain = np.maximum(mean * ndtr(z) + deviation * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi), 0.0)
+        """(configurations,): expected gain in speed, if it can be used, over the cost."""
         harmless = self._chance(self._log_margin)
         cost = self._expected_seconds() * (1 + _OVER_COSTS * (1 - harmless))
-        return np.asarray(gain * self.chance_usable / cost)
+        return np.asarray(self.gain / cost)
+
+    @cached_property
+    def gain(self) -> Array:
+        """(configurations,): expected gain in speed over the best, as a logarithm, times the chance that it can be
+        used."""
+        mean, deviation = self._above_best
+        z = mean / deviation
+        gain = np.maximum(mean * ndtr(z) + deviation * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi), 0.0)
+        return np.asarray(gain * self.chance_usable)
 
     def chance_left(self, seed: int, left: Indices | None = None) -> float:
-        """That anything left can be used and is more than :data:`GAIN` faster than the best; or, where nothing that
-        was measured can be used, that anything left can be.
-
-        By joint draws from all that is believed, of the most promising that are left.
+        """That anything left can be used, by joint draws from all that is believed, of the most likely that are left.
 
         Args:
             seed: of the draws.
             left: what counts as left; None is all that is.
         """
-        return float((self._draw_gains(seed, left) > GAIN).any(1).mean())
-
-    def gain_left(self, seed: int, left: Indices | None = None) -> float:
-        """What the fastest that is left and can be used is expected to gain over the best, as a logarithm; infinite
-        where nothing that was measured can be used. By the same draws."""
-        gains = self._draw_gains(seed, left)
-        return float(gains.max(1, initial=0.0).mean())
-
-    def _draw_gains(self, seed: int, left: Indices | None) -> Array:
-        """(draws, configurations): how much faster than the best, as a logarithm, the most promising are that are left;
-        minus infinity of what cannot be used, and infinity of what can where nothing else can."""
-        asked, generator = self._most_promising(self.left if left is None else left), np.random.default_rng(seed)
-        usable = np.ones((_NUM_DRAWS, len(asked)), dtype=bool)
-        gains = np.full(usable.shape, np.inf)
+        left = self.left if left is None else left
+        asked = left[np.argsort(-self.chance_usable[left], kind="stable")[:_MOST_DRAWN]]
         if len(asked) == 0:
-            return gains
+            return 0.0
+        generator = np.random.default_rng(seed)
+        usable = np.ones((_NUM_DRAWS, len(asked)), dtype=bool)
         if self.peak is not None:
             noise = math.sqrt(self.peak.noise_variance) * generator.standard_normal(usable.shape)
             usable &= _draw(self.peak, asked, generator) + noise <= self._room[asked]
         if self.failure is not None:
             usable &= _draw(self.failure, asked, generator) <= _FAILS
-        if self.best is not None:
-            speeds = _draw(self.speed, np.append(asked, self.best), generator)
-            gains = speeds[:, :-1] - speeds[:, -1:]
         if self.quality is not None:
             functions, of_each = np.unique(self._priors.function[asked], return_inverse=True)
             kept = _draw(self.quality, functions, generator) <= _ALLOWED
             usable &= (kept & ~np.isin(functions, self._dropped))[:, of_each]
-        return np.where(usable, gains, -np.inf)
+        return float(usable.any(1).mean())
 
     def may_need_less(self) -> bool:
         """Whether anything left is expected to need less memory than everything that was tried."""
@@ -165,21 +153,20 @@ class Acquisition:
             chance = chance * ndtr((_FAILS - self.failure.mean) / np.sqrt(self.failure.variance + _TINY))
         return np.asarray(chance)
 
-    def _most_promising(self, left: Indices) -> Indices:
-        """Of what is left, the most likely to be usable and faster."""
-        chance = self.chance_usable[left]
-        if self.best is not None:
-            mean, deviation = self._above_best
-            chance = chance * ndtr((mean - GAIN) / deviation)[left]
-        return left[np.argsort(-chance, kind="stable")[:_MOST_DRAWN]]
-
     @cached_property
     def _above_best(self) -> tuple[Array, Array]:
-        """(configurations,): mean and standard deviation of how much faster than the best, in logarithms."""
-        assert self.best is not None
-        between = self.speed.covariance(np.arange(len(self.speed.mean)), np.array([self.best]))[:, 0]
-        variance = self.speed.variance + self.speed.variance[self.best] - 2 * between
-        return self.speed.mean - self.speed.mean[self.best], np.sqrt(np.maximum(variance, _TINY))
+        """(configurations,): mean and standard deviation of how much faster than the best, in logarithms.
+
+        As long as nothing that was measured can be used, the best is the fastest of those that are as sure as any to
+        be: the next trial would bring that one.
+        """
+        best = self.best
+        if best is None:
+            sure = np.flatnonzero(self.chance_usable >= _SURE * self.chance_usable.max())
+            best = int(sure[np.argmax(self.speed.mean[sure])])
+        between = self.speed.covariance(np.arange(len(self.speed.mean)), np.array([best]))[:, 0]
+        variance = self.speed.variance + self.speed.variance[best] - 2 * between
+        return self.speed.mean - self.speed.mean[best], np.sqrt(np.maximum(variance, _TINY))
 
     @property
     def _room(self) -> Array:

@@ -31,8 +31,6 @@ Predict = Callable[[Settings], Prediction | None]
 
 NOT_JUDGED = "its quality was not judged beforehand"
 """Why a combination of cuts is left out that is none of those that were found."""
-_ENOUGH = math.log(1.01)
-"""Logarithm of the expected gain that is not worth a trial where other searches have measured something of the task."""
 _MOST = 10_000
 """Most configurations that the sampler compares."""
 
@@ -176,7 +174,6 @@ class ConfigurationSpace:
             limit_bytes=record.limit_bytes,
             margin=margin,
             seed=record.seed,
-            enough=_ENOUGH if any(row.known for row in tried) else 0.0,
         )
 
     def _configuration(self, settings: Settings, facts: Facts) -> Configuration:

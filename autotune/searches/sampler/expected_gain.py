@@ -33,7 +33,7 @@ from .surrogate import Indices
 EXHAUSTED = "every configuration has been measured, or is known not to fit"
 """The reason to stop where nothing is left."""
 _SETTLED = 0.05
-"""Chance that anything left is faster, below which there is no point in going on."""
+"""Chance that anything left fits, below which there is no point in going on."""
 
 
 class ExpectedGainSampler(BaseSampler):
@@ -50,7 +50,6 @@ class ExpectedGainSampler(BaseSampler):
         limit_bytes: int | None = None,
         margin: float = 0.03,
         seed: int = 0,
-        enough: float = 0.0,
     ) -> None:
         """Take the configurations.
 
@@ -59,11 +58,10 @@ class ExpectedGainSampler(BaseSampler):
             limit_bytes: what the peak times ``1 + margin`` must not exceed; None for no limit.
             margin: share of the peak.
             seed: the same gives the same proposals.
-            enough: it also stops where what is left is expected to gain no more than this, as a logarithm.
         """
         self.configurations = configurations
         self._limit, self._margin = limit_bytes, margin
-        self._seed, self._enough = seed, enough
+        self._seed = seed
         self._priors = Priors.of(configurations, limit_bytes)
         self._acquisition: Acquisition | None = None
         self.changed_alone = False
@@ -129,17 +127,12 @@ class ExpectedGainSampler(BaseSampler):
         left = self._left(acquisition)
         if len(left) == 0:
             return EXHAUSTED
-        if acquisition.best is None and acquisition.may_need_less():
-            return None
-        chance = acquisition.chance_left(self._seed, left)
-        if chance >= _SETTLED:
-            gain_left = acquisition.gain_left(self._seed, left)
-            if gain_left <= self._enough:
-                said = f"what is left is expected to gain {math.expm1(gain_left):.1%} at most"
-                return f"stopped after {_num_measured(study)} trials: {said}"
-            return None
-        gain = "fits" if acquisition.best is None else f"is more than {math.expm1(GAIN):.0%} faster"
-        return f"stopped after {_num_measured(study)} trials: {chance:.0%} chance that anything left {gain}"
+        done = f"stopped after {_num_measured(study)} trials"
+        if acquisition.best is not None:
+            gain = float(acquisition.gain[left].max())
+            return f"{done}: another is expected to gain {math.expm1(gain):.1%} at most" if gain < GAIN else None
+        chance = 1.0 if acquisition.may_need_less() else acquisition.chance_left(self._seed, left)
+        return f"{done}: {chance:.0%} chance that anything left fits" if chance < _SETTLED else None
 
     def stop_when_settled(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """A callback for ``study.optimize``."""
