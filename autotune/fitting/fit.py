@@ -73,12 +73,14 @@ def fit(
     Raises:
         NothingFits: no choice fits, with the smallest budget that one does and what binds.
         UserError: the budget is none, or the model lies on several devices or none that is known.
-        TaskError: the model does not take the batch, returns no loss, or cannot be copied.
+        TaskError: the model does not take the batch, returns no loss, trains nothing, or cannot be copied.
         SpaceError: an unknown technique, or one that changes more than model and optimizer.
 
         After each of them everything is as it was.
     """
     limit_bytes = _read_budget(budget)
+    if type(accumulate) is not int or accumulate < 1:
+        raise UserError(f"fit: accumulate: a whole number of batches from 1 on was expected, but got {accumulate!r}.")
     target, is_here = _place(model, device)
     loop = Loop(loss or own_loss, accumulate, max_grad_norm, precision, tuple(blocks))
     job = Job(model, batch, optimizer, loop)
@@ -91,7 +93,7 @@ def fit(
         plain = Budget(limit=limit_bytes, device=target)
         options = CheapestOptions(
             **on_device(facts.device, bool(facts.conv_dims), facts.tries_kernels),
-            limit_bytes=int(limit_bytes / plain.factor),
+            limit_bytes=max(1, int(limit_bytes / plain.factor)),
             reference_batch=loop.batch.num_samples,
             reference_micro=loop.batch.micro,
             is_held=True,
@@ -141,6 +143,8 @@ def _place(model: nn.Module, device: str | None) -> tuple[Literal["cpu", "cuda"]
         )
     if not found:
         raise TaskError("fit: the model has no parameters, so that no step trains it.")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise TaskError("fit: all parameters of the model are frozen (requires_grad=False): no step trains it.")
     own = found[0].partition(":")[0]
     if device not in (None, "cpu", "cuda") or (own not in ("cpu", "cuda", "meta")):
         raise UserError(f"fit: device: cpu or cuda was expected, but got {device or own}.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..estimates import Cheapest, Interval
+from ..measure.profiling.allocations import OUTSIDE
 from ..plan import Foreseen, Plan
 from ..techniques import Facts, Settings
 from ..units import ceil_mib, format_bytes, size
@@ -125,5 +126,5 @@ def what_binds(found: Cheapest) -> str:
     for one in found.fills:
         filled[one.kind] = filled.get(one.kind, 0) + one.num_bytes
     most = sorted(filled.items(), key=lambda row: -row[1])[:_SHOWN]
-    where = f" of {found.module}" if found.module else ""
+    where = "" if found.module in ("", OUTSIDE) else f" of {found.module}"
     return f"{found.phase}{where}: {', '.join(f'{kind} {size(num_bytes)}' for kind, num_bytes in most)}"

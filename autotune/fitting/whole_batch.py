@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import TaskError
+from ..errors import Caught, TaskError
 from ..nested import rows_of, samples_in, to_device
 from ..task import Task
 from ..techniques.batch import Batch
@@ -69,12 +69,12 @@ class Loop:
 
 def traced_task(stand_ins: StandIns, batch: Any, loop: Loop) -> Task:
     """Of steps over copies without values."""
-    return loop.task(stand_ins, stand_ins.build_model, _whole(to_device(batch, torch.device("cpu"))), WHOLE)
+    return loop.task(stand_ins, stand_ins.build_model, _whole(_on_cpu(batch)), WHOLE)
 
 
 def probed_task(stand_ins: StandIns, batch: Any, loop: Loop) -> Task:
     """Of real steps over copies: with a few of the batch's samples where it has more."""
-    here = to_device(batch, torch.device("cpu"))
+    here = _on_cpu(batch)
     num_samples = samples_in(here)
     if num_samples < _FEWEST:
         return loop.task(stand_ins, stand_ins.build_real_model, _whole(here), WHOLE)
@@ -84,6 +84,18 @@ def probed_task(stand_ins: StandIns, batch: Any, loop: Loop) -> Task:
         return rows_of(here, num_samples, slice(0, len(samples)))
 
     return loop.task(stand_ins, stand_ins.build_real_model, (range(num_samples), rows), num_samples)
+
+
+def _on_cpu(batch: Any) -> Any:
+    with Caught() as raised:
+        if isinstance(batch, Iterator):
+            raise TypeError("an iterator gives its tensors once")
+        return to_device(batch, torch.device("cpu"))
+    error = raised.take()
+    raise TaskError(
+        f"fit: batch: it cannot be copied to the CPU: {type(error).__name__}: {error}. Give tensors with values, "
+        "alone or in a dict, a tuple or a list, as the loop gives them to the model."
+    )
 
 
 def _whole(batch: Any) -> tuple[Any, Callable[[list[Any]], Any]]:

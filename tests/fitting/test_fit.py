@@ -365,3 +365,25 @@ def test_the_optimizer_must_be_the_models():
 def test_a_budget_is_bytes_above_zero(budget):
     with pytest.raises(UserError, match="budget"):
         planned(Model(), budget)
+
+
+@pytest.mark.parametrize("accumulate", [0, 1.5])
+def test_batches_are_accumulated_in_whole_numbers(accumulate):
+    with pytest.raises(UserError, match="accumulate: a whole number of batches from 1 on"):
+        planned(Model(), accumulate=accumulate)
+
+
+def test_a_model_that_is_frozen_is_refused():
+    with pytest.raises(TaskError, match="are frozen"):
+        planned(Model().requires_grad_(False))
+
+
+@pytest.mark.parametrize("wrong", [(one for one in batch().values()), {"x": torch.zeros(8, WIDTH, device="meta")}])
+def test_a_batch_that_cannot_be_copied_is_told(wrong):
+    with pytest.raises(TaskError, match="batch: it cannot be copied to the CPU"):
+        autotune.fit(Model(), wrong, "8GiB", device="cuda")
+
+
+def test_a_budget_of_a_byte_is_one_that_nothing_fits():
+    with pytest.raises(NothingFits):
+        planned(Model(), 1)
