@@ -3,12 +3,14 @@
 For each model four budgets between the smallest that works and what the training takes as it stands. A fresh process
 builds the model and AdamW, calls ``fit`` and makes three optimizer steps; measured is its peak (VmHWM), from its start.
 With ``--time`` only how long ``fit`` takes, of GPT-2 with 124 million parameters for 8 GiB of this machine, and of a
-LLaMA of 6.7 billion without values for a card of 80 GiB.
+LLaMA of 6.7 billion without values for a card of 80 GiB. With ``--subsets``, of models with few blocks: what the chosen
+blocks cost, over the cheapest of all subsets that are traced to fit the same limit, and over every k-th block.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -22,11 +24,14 @@ from torch.utils.data import default_collate
 
 import autotune
 from autotune.errors import NothingFits
+from autotune.estimates.checkpointing.block_choice import BlockChoice, Places
 from autotune.estimates.memory_model import fit_memory_model
+from autotune.estimates.tracing.fake_step import FakeTraining
 from autotune.measure.processes import own_peak_bytes
 from autotune.plan import Plan
 from autotune.task import Task
 from autotune.techniques import Settings
+from autotune.techniques.checkpointing import Checkpointing
 from autotune.units import MIB, parse_bytes, size
 
 from .estimate import DEVELOPED_ON, HELD_OUT, task_of
@@ -41,8 +46,11 @@ MODELS = (*DEVELOPED_ON, *HELD_OUT, *_UNSEEN)
 _SHARES = (0.02, 0.3, 0.6, 0.9)
 """Of the way from the smallest budget that works to what the training takes as it stands."""
 _TENSORS = 400 * MIB
-"""Most that a step's tensors take as it stands: the largest power of two of samples within it is the batch."""
+"""Most that a step's tensors take as it stands, or twice what those of two samples take: the largest power of two of
+samples within it is the batch. Below, weights take most, and there is nothing to choose."""
 _NUM_STEPS = 3
+_MOST_BLOCKS = 6
+"""Of models whose subsets of blocks are all traced."""
 
 
 def main() -> None:
@@ -50,6 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, action="append", help="these alone")
     parser.add_argument("--time", action="store_true", help="how long fit takes; nothing is trained")
+    parser.add_argument("--subsets", action="store_true", help="chosen blocks against all subsets; nothing is trained")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -59,6 +68,11 @@ def main() -> None:
         for row in _times():
             path = save_rows("fit-time", "cpu", [row])
         print(path)
+        return
+    if arguments.subsets:
+        for name in arguments.model or MODELS:
+            for row in _subsets(name):
+                print(row, save_rows("fit-subsets", "cpu", [row]), flush=True)
         return
     rows = []
     for name in arguments.model or MODELS:
@@ -78,8 +92,8 @@ def main() -> None:
 def _rows(name: str) -> Iterator[Row]:
     task = task_of(name)
     law = fit_memory_model(Plan.model_validate({"settings": Settings(), "budget": {"device": "cpu"}}), task)
-    num_samples = 2
-    while num_samples < 64 and law.peak_bytes(2 * num_samples) <= _TENSORS:
+    num_samples, most = 2, max(_TENSORS, 2 * law.peak_bytes(2))
+    while num_samples < 64 and law.peak_bytes(2 * num_samples) <= most:
         num_samples *= 2
     case = {"name": name, "num_samples": num_samples}
     edges = _asked(case, "edges")
@@ -171,6 +185,38 @@ def _times() -> Iterator[Row]:
         yield _timed(
             f"llama-6.7b, SGD, batch {num_samples} of 4096", model, batch, "80GiB", "cuda", techniques=techniques
         )
+
+
+def _subsets(name: str) -> Iterator[Row]:
+    """At each limit, what the choice costs, the cheapest subset that fits, and the cheapest of every k-th block."""
+    task, num_samples = task_of(name), 4
+    plain = Plan.model_validate({"settings": Settings(), "budget": {"device": "cpu"}})
+    num_blocks = Places.of(task).num_blocks
+    if not 1 < num_blocks <= _MOST_BLOCKS:
+        return
+    choice, numbers = BlockChoice.of(plain, task), range(num_blocks)
+    peaks = {}
+    for blocks in itertools.chain.from_iterable(itertools.combinations(numbers, k) for k in range(num_blocks + 1)):
+        settings = Settings(checkpointing=Checkpointing.of(blocks, num_blocks))
+        step = FakeTraining(plain.model_copy(update={"settings": settings}), task).step(num_samples)
+        peaks[blocks] = step.trace.peak_bytes()
+    every_kth = [tuple(numbers)[::k] for k in range(1, num_blocks + 1)]
+    low, high = min(peaks.values()), max(peaks.values())
+    for share in _SHARES:
+        limit = round(low + share * (high - low))
+        fits = {blocks: choice.cost(blocks, num_samples) for blocks, peak in peaks.items() if peak <= limit}
+        chosen = choice.choose(num_samples, limit)
+        yield {
+            "model": name,
+            "num_blocks": num_blocks,
+            "share": share,
+            "limit_bytes": limit,
+            "chosen": chosen,
+            "fits": chosen is not None and peaks[chosen] <= limit,
+            "cost": None if chosen is None else choice.cost(chosen, num_samples),
+            "least_cost": min(fits.values()),
+            "every_kth_cost": min((fits[blocks] for blocks in every_kth if blocks in fits), default=None),
+        }
 
 
 def _timed(name: str, model: Any, batch: Any, budget: str, device: Any, **options: Any) -> Row:
