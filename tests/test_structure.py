@@ -259,7 +259,8 @@ def test_a_technique_is_named_in_its_own_room_alone():
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    ("library", "homes"), [("optuna", {"searches"}), ("ray", {"workers/ray_pool.py", "integrations/ray_train.py"})]
+    ("library", "homes"),
+    [("optuna", {"searches"}), ("ray", {"workers/_ray_slot.py", "workers/ray_pool.py", "integrations/ray_train.py"})],
 )
 def test_optuna_and_ray_have_their_homes(library, homes):
     importers = {path for path in SOURCES if any(name.split(".")[0] == library for name in imports(path))}
@@ -295,7 +296,8 @@ CAUGHT = {
     "task.py": "a user's after_step: a TaskError that names it",
     "training/halving.py": "a user's step that is out of memory: all else goes up",
     "training/skip_init.py": "a user's model that reads its values is built with them",
-    "workers/ray_pool.py": "Ray raises a plain Exception where it does not come up, or a device is given back",
+    "workers/_ray_slot.py": "Ray raises a plain Exception where a device that is waited for is given back",
+    "workers/ray_pool.py": "Ray raises a plain Exception where it does not come up: TrialsLost",
     "workers/trial/child.py": "a trial: whatever ends it is its outcome",
     "workers/trial/traces.py": "a user's exception that cannot say its text",
 }

@@ -1,4 +1,5 @@
-"""The process that Ray lives in: an actor for each device, with fork servers of its own. The only importer of ray."""
+"""The process that Ray lives in: an actor for each device, with fork servers of its own. With `_ray_slot` the only
+importer of ray."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import re
 import shutil
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -18,39 +19,28 @@ from typing import Any, Literal
 import ray
 from pydantic import BaseModel
 from ray.exceptions import RayError
-from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..errors import Caught, TrialsLost, UnlikeDevices, UserError
 from ..internals import TRIED, lost
 from ..measure.processes import read
+from ._ray_slot import PLACED, VISIBLE, Device, RaySlot
 from .cluster import ASKED, WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused, Waiting
-from .local import LocalSlot, is_any_held
-from .outcome import OUTCOME, Lost, Outcome
-from .placement import Place, check_nodes, choose_type, slots_here, trial_size, types_here
+from .local import is_any_held
+from .outcome import Lost, Outcome
+from .placement import check_nodes, choose_type, slots_here, trial_size, types_here
 from .pool import Joining, SlotPool, TurnsPool
-from .process import adopt_orphans, end_orphans
+from .process import adopt_orphans
 from .protocol import receive, send
-from .request import REQUEST, TrialRequest
-from .trial.environment import THREAD_VARIABLES
 from .trial.supervise import end_descendants
 
-_GRACE_S = 300.0
-"""How long over a trial's deadline an actor may stay silent."""
-_CLOSE_S = 30.0
 _LOOK_S = 2.0
 """How often to look for nodes that have come or gone."""
 _PROBE_S = 60.0
 """How long a node may take to say what devices it has: a worker of its own is started."""
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Only requests and outcomes cross Ray."""
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-_PLACED: dict[str, Any] = {"max_concurrency": 2, "num_cpus": 0}
-"""Of an actor: it runs a trial, and is closed meanwhile; its device is not Ray's to count for it."""
-_NODE_LABEL = "ray.io/node-id"
 _NOT_SHIPPED = [".git", ".venv", ".autotune", "__pycache__"]
-_FORCED_BY_RAY = frozenset({*THREAD_VARIABLES, "PYTHONBREAKPOINT", "PYTHONUNBUFFERED"})
-"""Variables that a Ray worker has and a job would not."""
 
 
 def main(client: int) -> None:
@@ -153,176 +143,6 @@ def _outcome_of(future: Future[Outcome]) -> Outcome:
     return future.result() if error is None else Lost(message=f"{type(error).__name__}: {error}")
 
 
-class _TrialActor:
-    """Lives in a Ray worker; its fork servers and their trials are that worker's descendants. It has no device by
-    itself."""
-
-    def __init__(self, base: Mapping[str, str] | None = None, processors: Sequence[int] = ()) -> None:
-        adopt_orphans()  # of a fork server that was killed
-        mine = os.environ
-        if base is None:
-            base = {name: value for name, value in mine.items() if name not in _FORCED_BY_RAY}
-        self._base, self._processors = base, processors
-        self._slots: dict[str, LocalSlot] = {}
-
-    def is_up(self) -> None:
-        """Answers once it is."""
-
-    def run(self, request: str, gpus: str) -> str:
-        """JSON in, JSON out: objects would tie the driver's version to the worker's.
-
-        Args:
-            request: what to run.
-            gpus: as ``CUDA_VISIBLE_DEVICES`` names them.
-        """
-        return self._slot_on(gpus).run(REQUEST.validate_json(request)).model_dump_json(by_alias=True)
-
-    def _slot_on(self, gpus: str) -> LocalSlot:
-        if gpus not in self._slots:
-            own = {**self._base, _VISIBLE: gpus} if gpus else self._base
-            self._slots[gpus] = LocalSlot(own, processors=self._processors)
-        return self._slots[gpus]
-
-    def close(self) -> None:
-        """End the processes of all slots."""
-        for slot in [*self._slots.values()]:
-            slot.close()
-
-
-def _gpus_here() -> str:
-    """Those that Ray gave this worker, whose environment it may have been told to leave as it is."""
-    return ",".join(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
-
-
-class _Device:
-    """What a node has for one trial at a time. Ray keeps it for who has asked, with no process there."""
-
-    def __init__(self, node: str, needs: Mapping[str, float]) -> None:
-        self._node, self.needs = node, needs
-        self.is_held = False
-        self._group: Any = None
-        self._gpus: str | None = None
-        self._lock = threading.Lock()
-
-    def take(self, within_s: float) -> bool:
-        """Ask for it, and wait so long."""
-        with self._lock:
-            if self._group is None:
-                self._group = placement_group([dict(self.needs)], bundle_label_selector=[{_NODE_LABEL: self._node}])
-            group = self._group
-        with Caught():  # Ray raises a plain Exception where it is given back meanwhile
-            if group.wait(int(within_s)):
-                with self._lock:
-                    self.is_held = self._group is group
-        return self.is_held
-
-    def give_back(self) -> None:
-        """Also where it is still waited for."""
-        with self._lock:
-            group, self._group, self._gpus, self.is_held = self._group, None, None, False
-        if group is not None:
-            with contextlib.suppress(RayError):
-                remove_placement_group(group)
-
-    def gpus(self) -> str:
-        """Which GPUs it is: Ray tells a worker alone.
-
-        Raises:
-            RayError: its node has gone.
-        """
-        if self._gpus is None:
-            number = self.needs.get("GPU", 0)
-            asked = ray.remote(_gpus_here).options(
-                num_cpus=0, num_gpus=number, scheduling_strategy=PlacementGroupSchedulingStrategy(self._group)
-            )
-            self._gpus = ray.get(asked.remote()) if number else ""
-        return self._gpus
-
-
-class _RaySlot:
-    """A device, and an actor beside it, which is started when it is needed, and again after it was lost."""
-
-    def __init__(
-        self,
-        name: str,
-        node: str,
-        device: _Device | None = None,
-        options: Mapping[str, Any] = _PLACED,
-        place: Place | None = None,
-    ) -> None:
-        """
-        Args:
-            name: of the device.
-            node: that it is on.
-            device: None where nobody else asks Ray for it.
-            options: of the actor.
-            place: what its trials have; None is what its worker has, less Ray's part.
-        """
-        self.name, self.node, self.device, self.place = name, node, device, place
-        self._options = options
-        self._actor: Any = None
-        self._is_up = False
-        self._lock = threading.Lock()
-        self._is_closed = False
-
-    @property
-    def has_device(self) -> bool:
-        """Whether its device is its own now."""
-        return self.device is None or self.device.is_held
-
-    def gets_device(self, within_s: float) -> bool:
-        """Whether it has its device within so long; where it is closed meanwhile, the next trial tells."""
-        return self._is_closed or self.device is None or self.device.take(within_s)
-
-    def leave_device(self) -> None:
-        """Give it back. The actor stays: to start another takes seconds."""
-        if self.device is not None:
-            self.device.give_back()
-
-    def run(self, request: TrialRequest) -> Outcome:
-        """Run a trial under this slot's actor: ``Lost`` where the actor, its worker or its machine was lost, its
-        environment cannot be set up, or the slot is closed."""
-        try:
-            actor = self._living_actor()
-            if actor is None:
-                return Lost(message="the slot is closed")
-            if not self._is_up:
-                ray.get(actor.is_up.remote())
-                self._is_up = True
-            gpus = "" if self.device is None else self.device.gpus()
-            reference = actor.run.remote(request.model_dump_json(by_alias=True), gpus)
-            return OUTCOME.validate_json(ray.get(reference, timeout=request.latest_s + _GRACE_S))
-        except RayError as error:
-            self._kill()
-            end_orphans()  # of a worker that was killed
-            return Lost(message=f"Ray: {str(error).strip().splitlines()[-1]}")
-
-    def close(self) -> None:
-        """End the actor with everything that came of it, and give the device back."""
-        with self._lock:
-            self._is_closed = True
-        if self._actor is not None:
-            if self._is_up:
-                with contextlib.suppress(RayError):  # it has died already
-                    ray.get(self._actor.close.remote(), timeout=_CLOSE_S)
-            self._kill()
-        self.leave_device()
-
-    def _living_actor(self) -> Any:
-        with self._lock:
-            if self._is_closed:
-                return None
-            if self._actor is None:
-                self._actor = ray.remote(_TrialActor).options(**self._options).remote(*(self.place or ()))
-            return self._actor
-
-    def _kill(self) -> None:
-        with self._lock:
-            actor, self._actor, self._is_up = self._actor, None, False
-            if actor is not None:
-                ray.kill(actor)
-
-
 def _connect(options: ClusterOptions) -> None:
     """Quietly: no dashboard, no logs of workers.
 
@@ -377,8 +197,8 @@ def _types_on_node(kind: Literal["cpu", "cuda"]) -> list[str]:
     which may leave out unlike ones."""
     pairs = (pair.partition("=") for pair in read(Path("/proc/self/environ")).split("\0"))
     began_with = {name: value for name, _, value in pairs}
-    os.environ.pop(_VISIBLE, None)
-    os.environ.update({_VISIBLE: began_with[_VISIBLE]} if _VISIBLE in began_with else {})
+    os.environ.pop(VISIBLE, None)
+    os.environ.update({VISIBLE: began_with[VISIBLE]} if VISIBLE in began_with else {})
     return types_here(kind)
 
 
@@ -399,11 +219,11 @@ class _Cluster:
         self._size = 1
         """GPUs of a trial."""
 
-    def has(self, slot: _RaySlot) -> bool:
+    def has(self, slot: RaySlot) -> bool:
         """Whether its node is still there, and stays."""
         return slot.node in self._look()
 
-    def is_used(self, slot: _RaySlot) -> bool:
+    def is_used(self, slot: RaySlot) -> bool:
         """Whether others have its device: by the name that they hold, or by what Ray has left to give there."""
         if slot.place is not None:
             return is_any_held(slot.place.environment)
@@ -416,7 +236,7 @@ class _Cluster:
             left = available_resources_per_node().get(slot.node, {})  # type: ignore[no-untyped-call]
         return any(left.get(name, 0) < number for name, number in slot.device.needs.items())
 
-    def slots(self) -> list[_RaySlot]:
+    def slots(self) -> list[RaySlot]:
         """Of the nodes that are here now.
 
         Raises:
@@ -433,17 +253,17 @@ class _Cluster:
             self._size = trial_size(self._options.gpus_per_trial, max(chosen.values()), self.type)
         return [slot for node, number in chosen.items() for slot in self._slots_of(nodes[node], number)]
 
-    def _slots_here(self, node: str) -> list[_RaySlot]:
+    def _slots_here(self, node: str) -> list[RaySlot]:
         """As on this machine without Ray: nobody else uses this cluster, and Ray knows neither the instances of a split
         GPU nor which of unlike ones it gives."""
         asked = self._options
         self.type, found = slots_here(asked.device, asked.device_name, asked.gpus_per_trial)
         return [
-            _RaySlot(name, node, place=place._replace(environment={**asked.environment, **place.environment}))
+            RaySlot(name, node, place=place._replace(environment={**asked.environment, **place.environment}))
             for name, place in found.items()
         ]
 
-    def follow(self, pool: SlotPool[_RaySlot], joined: Joining[_RaySlot], ended: threading.Event) -> None:
+    def follow(self, pool: SlotPool[RaySlot], joined: Joining[RaySlot], ended: threading.Event) -> None:
         """In a thread: nodes come and go."""
         while not ended.wait(_LOOK_S):
             nodes = self._look()
@@ -485,16 +305,16 @@ class _Cluster:
             return types[:1] * number
         return types or ["GPU"] * number
 
-    def _slots_of(self, node: Mapping[str, Any], number: int) -> list[_RaySlot]:
+    def _slots_of(self, node: Mapping[str, Any], number: int) -> list[RaySlot]:
         """A GPU each, or those of a trial; or the machine, with its processors where others may want them."""
         needs = {"GPU": self._size, "CPU": 1}  # what others ask Ray for in a GPU's name has a processor with it
         if self._options.device == "cpu":
             needs = {"CPU": int(node["Resources"]["CPU"])}
         id = node["NodeID"]
-        placed = {**_PLACED, "scheduling_strategy": _on(id)}
+        placed = {**PLACED, "scheduling_strategy": _on(id)}
         name = f"{node['NodeManagerHostname']}/{id[:6]}"
         names = [
             f"{name} GPU {', '.join(map(str, range(at, at + self._size)))}" if self._options.device == "cuda" else name
             for at in range(0, number - self._size + 1, self._size)
         ]
-        return [_RaySlot(each, id, _Device(id, needs), placed) for each in names]
+        return [RaySlot(each, id, Device(id, needs), placed) for each in names]

@@ -143,7 +143,7 @@ def _of_ray() -> Iterator[Fault]:
             what = Disturbance(partial(_kill_part, part=part), codes=(0, 2, 130), resumes=moment == "trial")
             yield _fault(f"{part} SIGKILL", "ray", moment, what, expected)
     for moment in ("inspection", "trial"):
-        what = Disturbance(partial(_kill_part, part="_TrialActor"), codes=(0, 130), resumes=False)
+        what = Disturbance(partial(_kill_part, part="TrialActor"), codes=(0, 130), resumes=False)
         yield _fault("actor's worker SIGKILL", "ray", moment, what, "asked again: 0 or 130")
     what = Disturbance(partial(_kill_part, part=_RAYS_DRIVER), codes=(0, 2, 130), resumes=True)
     yield _fault("Ray's driver SIGKILL", "ray", "trial", what, expected)

@@ -19,7 +19,7 @@ from autotune.workers.devices import Gpu
 from autotune.workers.pool import Joining, SlotPool
 
 pytest.importorskip("ray", reason="Ray is not installed")
-from autotune.workers import ray_pool
+from autotune.workers import _ray_slot, ray_pool
 
 REQUEST = InspectRequest(id="1", task="model.py", device="cuda")
 SMALL, LARGE = Gpu("GPU-1", "NVIDIA GeForce GTX 1060", 6 * 2**30), Gpu("GPU-2", "NVIDIA GeForce RTX 4090", 24 * 2**30)
@@ -29,10 +29,10 @@ SMALL, LARGE = Gpu("GPU-1", "NVIDIA GeForce GTX 1060", 6 * 2**30), Gpu("GPU-2", 
 def test_an_actor_trains_on_what_ray_has_given_it(monkeypatch, given, seen):
     """Ray does not set CUDA_VISIBLE_DEVICES where RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES tells it so."""
     context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": given, "TPU": []})
-    monkeypatch.setattr(ray_pool.ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(ray_pool, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(_ray_slot.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(_ray_slot, "adopt_orphans", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert ray_pool._TrialActor()._slot_on(ray_pool._gpus_here()).environment["CUDA_VISIBLE_DEVICES"] == seen
+    assert _ray_slot.TrialActor()._slot_on(_ray_slot.gpus_here()).environment["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.mark.parametrize(("size", "named"), [(1, ["GPU-2", "GPU-3"]), (2, ["GPU-2,GPU-3"])])
@@ -125,7 +125,7 @@ class Remote:
 
 
 class FakeRay:
-    """Ray, whose actor is up when it says so, as ray_pool calls it."""
+    """Ray, whose actor is up when it says so, as _ray_slot calls it."""
 
     def __init__(self, answers):
         self.asked, self.killed, self._answers = [], 0, answers
@@ -148,18 +148,18 @@ class FakeRay:
 def test_a_trials_deadline_begins_when_it_has_its_device(monkeypatch):
     """Others may use it for hours: a trial that did not even begin was lost."""
     ray = FakeRay({"is_up": None, "run": Failed(message="ran").model_dump_json(by_alias=True), "close": None})
-    monkeypatch.setattr(ray_pool, "ray", ray)
-    slot = ray_pool._RaySlot("gpu", "node")
+    monkeypatch.setattr(_ray_slot, "ray", ray)
+    slot = _ray_slot.RaySlot("gpu", "node")
     assert [slot.run(REQUEST).message for _ in range(2)] == ["ran", "ran"]
-    limit = REQUEST.latest_s + ray_pool._GRACE_S
+    limit = REQUEST.latest_s + _ray_slot._GRACE_S
     assert ray.asked == [("is_up", None), ("run", limit), ("run", limit)]
 
 
 def test_an_actor_that_cannot_come_is_asked_for_anew(monkeypatch):
-    ray = FakeRay({"is_up": ray_pool.RayError("no room there"), "close": None})
-    monkeypatch.setattr(ray_pool, "ray", ray)
-    monkeypatch.setattr(ray_pool, "end_orphans", lambda: None)
-    slot = ray_pool._RaySlot("gpu", "node")
+    ray = FakeRay({"is_up": _ray_slot.RayError("no room there"), "close": None})
+    monkeypatch.setattr(_ray_slot, "ray", ray)
+    monkeypatch.setattr(_ray_slot, "end_orphans", lambda: None)
+    slot = _ray_slot.RaySlot("gpu", "node")
     assert slot.run(REQUEST) == Lost(message="Ray: no room there")
     assert (ray.killed, slot._actor) == (1, None)
 
@@ -167,8 +167,8 @@ def test_an_actor_that_cannot_come_is_asked_for_anew(monkeypatch):
 def test_who_has_not_come_yet_is_not_asked_to_close(monkeypatch):
     """It would not answer."""
     ray = FakeRay({})
-    monkeypatch.setattr(ray_pool, "ray", ray)
-    slot = ray_pool._RaySlot("gpu", "node")
+    monkeypatch.setattr(_ray_slot, "ray", ray)
+    slot = _ray_slot.RaySlot("gpu", "node")
     assert slot._living_actor() is not None
     slot.close()
     assert (ray.asked, ray.killed) == ([], 1)

@@ -193,13 +193,14 @@ def test_a_failure_that_nobody_foresaw_is_answered():
 
 def test_nodes_stay_known_while_the_cluster_cannot_be_asked():
     """Here it never can: this process has no cluster."""
-    from autotune.workers.ray_pool import _Cluster, _RaySlot
+    from autotune.workers._ray_slot import RaySlot
+    from autotune.workers.ray_pool import _Cluster
 
     options = dict.fromkeys(("device_name", "address", "working_dir"))
     cluster = _Cluster(
         ClusterOptions(device="cpu", gpus_per_trial=1, in_turns=False, folder="", environment={}, **options)
     )
-    slot = _RaySlot("node", "a")
+    slot = RaySlot("node", "a")
     assert not cluster.has(slot)
     cluster._seen = {"a": {}}
     assert cluster.has(slot)
