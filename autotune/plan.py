@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -133,6 +134,24 @@ class Speed(_Section):
         return self
 
 
+PhaseName = Literal["first_step", "training", "last_batch", "evaluation", "saving", "resuming"]
+"""``first_step`` is all up to the end of it, which makes the optimizer's state; ``last_batch`` an epoch's, which is
+smaller; ``resuming`` a process of its own that loads what was saved, and trains on."""
+
+
+class PhasePeak(_Section):
+    """Largest memory of a phase of the job's life."""
+
+    process: Bytes
+    """What the device charged the process."""
+    host: Bytes | None = None
+    """CUDA: the process's host memory."""
+    low: Bytes | None = None
+    """Of a phase that was seen in part and extended: lower end of the 95 % interval of ``process``."""
+    high: Bytes | None = None
+    """Upper end."""
+
+
 class Peak(_Section):
     """Largest memory over the repeats."""
 
@@ -158,6 +177,19 @@ class Peak(_Section):
     """Batch shapes vary: the peak is that of the largest of so many batches."""
     longest: Longest | None = None
     """Batch shapes vary: the peak is that of the largest batch that samples can make, by their lengths."""
+    phases: dict[PhaseName, PhasePeak] = Field(default={}, exclude_if=lambda phases: not phases)
+    """Of each phase of the job's life that was measured; ``process`` above is the largest."""
+    binds: PhaseName | None = None
+    """Which of them that is."""
+
+    def with_phases(self, phases: Mapping[PhaseName, PhasePeak]) -> Self:
+        """With other rows, at the largest of what they need and what is known already."""
+        if not phases:
+            return self
+        most = max(phases, key=lambda name: phases[name].process)
+        process = max(self.process, phases[most].process)
+        above = None if self.above_base is None else self.above_base + process - self.process
+        return self.model_copy(update={"phases": dict(phases), "binds": most, "process": process, "above_base": above})
 
 
 class Evidence(_Section):

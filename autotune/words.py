@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 
 from .measure import Measurement
-from .measure.measurement import CardState
-from .plan import Budget, Speed
+from .measure.measurement import CardState, Growth
+from .plan import Budget, PhaseName, Speed
 from .techniques import Facts, Settings
 from .techniques.batch import Batch
-from .units import size
+from .units import ceil_mib, format_bytes, size
 from .workers import Crashed, Dropped, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
 from .workers.trial.traces import first_line
 
@@ -183,3 +183,39 @@ def _millions(number: int) -> str:
     if number < 10_000:
         return str(number)
     return f"{number / 1e6:.2f} M" if number < 10**9 else f"{number / 1e9:.2f} G"
+
+
+PHASES: dict[PhaseName, str] = {
+    "first_step": "its first step",
+    "training": "its training",
+    "last_batch": "the last batch of an epoch",
+    "evaluation": "its evaluation",
+    "saving": "saving",
+    "resuming": "resuming",
+}
+"""Phases of a job's life, as a sentence has them."""
+
+
+def growth_words(growth: Growth, budget: Budget) -> str:
+    """``after about 61 of 300 batches``: when memory runs out in an evaluation in which something piles up; empty where
+    it does not."""
+    whole, last = growth.whole_bytes or growth.seen_bytes, growth.all_batches
+    if budget.of_device is None or budget.holds(whole):
+        return ""
+    lasts = growth.lasts(budget.of_device / budget.factor)
+    if last is not None and lasts >= last:
+        return f"at its end, after {last:,} batches"
+    return f"after about {lasts:,}" + (f" of {last:,} batches" if last is not None else " batches")
+
+
+def pile_words(growth: Growth) -> str:
+    """What piles up in an evaluation, and what it comes to."""
+    each = format_bytes(ceil_mib(round(growth.bytes_per_batch)))
+    seen = "" if growth.all_batches is None else f" of {growth.all_batches:,}"
+    words = f"each of its batches leaves about {each} until its end, seen in {growth.num_batches:,}{seen}"
+    if growth.whole_bytes is None or growth.low_bytes is None or growth.high_bytes is None:
+        return words
+    whole, low, high = (
+        format_bytes(ceil_mib(one)) for one in (growth.whole_bytes, growth.low_bytes, growth.high_bytes)
+    )
+    return f"{words}: it comes to {whole} ({low} to {high}). Keep what the result needs, such as argmax, in its place"

@@ -277,6 +277,7 @@ CAUGHT = {
     "fitting/job.py": "a user's model that does not take its batch: a TaskError that says so",
     "fitting/stand_in.py": "a user's model that cannot be copied: a TaskError that says so",
     "fitting/whole_batch.py": "a user's batch that cannot be copied: a TaskError that says so",
+    "measure/life/other_phases.py": "a user's step on a smaller batch, or its samples",
     "layers/equivalent_ops.py": "a layer of the user's that fails on other inputs is none of torch's, and stays",
     "layers/sites.py": "over fake tensors: the structure decides, with a warning",
     "measure/checks/refused.py": "a change that the user's model raises with is left out, with the reason",

@@ -152,7 +152,8 @@ def verify_plan(
     facts = check_plan(plan, task, facts)
     for message in warnings:
         say(f"note: {message}")
-    requests = Requests(task, seed, plan.budget, facts, started, scratch)
+    life = True if plan.measured is not None and "resuming" in plan.measured.peak.phases else None
+    requests = Requests(task, seed, plan.budget, facts, started, scratch, life=life)
     repeats: list[Measurement] = []
     for number in range(1, NUM_REPEATS + 1):
         say(f"run {number} starts, in a fresh interpreter")

@@ -52,6 +52,7 @@ CACHES: dict[str, Held] = {
     "internals/probes.py:lost": Held("a version does not change", _PROCESS),
     "layers/bits.py:_masks": Held("eight numbers on each device", _PROCESS),
     "layers/convert.py:_converted": Held("modules of one class are converted to one class", _PROCESS),
+    "measure/processes.py:_malloc_info": Held("the allocator is asked once whether it tells", _PROCESS),
     "report/page.py:_templates": Held("templates are parsed once", _PROCESS),
     "script/command.py:_check_has_autotune": Held("another Python is asked once", _PROCESS),
     "script/refusal.py:tell_once": Held("said once", _PROCESS),
@@ -72,6 +73,7 @@ REPLACED: dict[str, Held] = {
     "integrations/loaders.py:register_optimizer_step_post_hook": Held("a row after a step is late", _PROCESS),
     "measure/checks/dropout.py:setattr": Held("dropout that is called as a function, in any thread", "the block's end"),
     "measure/checks/split.py:setattr": Held("an autocast of the model's own is seen", "the block's end"),
+    "measure/life/batches.py:_BaseDataLoaderIter.__next__": Held("an evaluation's batches are counted", "it is over"),
     "measure/profiling/module_tracker.py:register_module_forward_hook": Held("which module runs", "the step's end"),
     "measure/profiling/module_tracker.py:register_module_forward_pre_hook": Held("which module runs", "the step's end"),
     "script/launch.py:sys.argv": Held("a script sees its own command line", _PROCESS),
@@ -88,6 +90,8 @@ REPLACED: dict[str, Held] = {
     "script/plan/hooks.py:torch.Tensor.backward": Held("contexts end with the backward pass", "hooks are removed"),
     "script/plan/hooks.py:torch.autocast.__enter__": Held("an autocast of the script's own is seen", "the first step"),
     "script/plan/hooks.py:torch.autograd.backward": Held("contexts end with the backward pass", "hooks are removed"),
+    "script/plan/hooks.py:torch.load": Held("a script that resumes is seen to", "hooks are removed"),
+    "script/plan/hooks.py:torch.save": Held("a script's checkpoints are measured", "hooks are removed"),
     "script/plan/hooks.py:torch.multiprocessing.start_processes": Held(
         "processes that a script starts itself are refused", "hooks are removed"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,10 +22,14 @@ from ..techniques.support.replica import within
 from ..training.out_of_memory import is_out_of_memory
 from ..training.training import Training
 from .checks.quality import call_evaluate, evaluation_context
-from .measurement import Evaluated, EvaluationOptions, MeasureOptions
+from .life.batches import PATIENCE, Batches
+from .life.growth import Pile, Witness
+from .measurement import Evaluated, EvaluationOptions, Growth, MeasureOptions
 from .memory import Charge
 from .timing.compile_time import CompileTime
 
+_LEAVES = 0.5
+"""Share of what piled up that counts as left behind."""
 _listeners: list[Callable[[Any], None]] = []
 """Who watches the evaluation that is under way, innermost last."""
 
@@ -62,6 +67,7 @@ def measure_evaluations(
         return ()
     budget = options.budget if options.enforce else None
     found: list[Evaluated] = []
+    charge.enter("evaluation")
     for batch in asked.batches or (training.evaluation_batch,):
         if not of_first(_may_fit(found, budget)):
             break
@@ -73,6 +79,10 @@ def measure_evaluations(
             break
         if of_first(batch is not None and 0 < found[-1].largest_call < batch):
             break
+    charge.enter(None)
+    for growth in (one.growth for one in found[:1]):
+        if growth is not None and growth.whole_bytes is not None:
+            charge.extend("evaluation", growth)
     return tuple(found)
 
 
@@ -87,15 +97,46 @@ def _may_fit(found: Sequence[Evaluated], budget: Budget | None) -> bool:
 def _evaluate(training: Training, task: Task, batch: int | None, options: MeasureOptions, charge: Charge) -> Evaluated:
     asked, budget = options.evaluation, options.budget if options.enforce else None
     assert asked is not None, "the caller sees to it"
-    model, is_whole, before_bytes = within(training.model), True, charge.peak().process
+    before_bytes, live = charge.peak().process, charge.witness()
+    began_with = live.read()
     record = EvaluationRecord(training.device, CompileTime())
-    with _Watch(asked, charge, budget, record).on(model):
+    watch = _Watch(asked, charge, budget, record)
+    is_whole = _called(training, task, batch, watch)
+    found = record.ended(batch, lambda: _peak_bytes(charge), before_bytes, is_whole and not watch.pile.is_cut)
+    growth = watch.pile.found(is_whole)
+    kept = None
+    if growth is not None and world_size() == 1 and not charge.exceeds(budget):
+        again = _Watch(asked, charge, budget, EvaluationRecord(training.device, CompileTime()))
+        kept = _kept(live, began_with, growth, lambda: _called(training, task, batch, again))
+    return found.model_copy(update={"growth": growth, "kept_bytes": kept})
+
+
+def _called(training: Training, task: Task, batch: int | None, watch: _Watch) -> bool:
+    """Whether the evaluation came to its end, of all its batches or of fewer."""
+    model = within(training.model)
+    with watch.on(model):
         try:
             # a model that has hardly learned may well be worth NaN
             call_evaluate(task, model, batch, evaluation_context(training, task))
         except _Enough:
-            is_whole = False
-    return record.ended(batch, lambda: _peak_bytes(charge), before_bytes, is_whole)
+            return False
+        except TaskError as error:
+            if not watch.pile.is_cut or error.__cause__ is None or is_out_of_memory(error):
+                raise
+            return False  # it counts on all of the batches that were left out
+    return True
+
+
+def _kept(live: Witness, began_with: int | None, growth: Growth, again: Callable[[], object]) -> int | None:
+    """What an evaluation leaves behind of what piled up in it, if the next one does so too; None where it lets go."""
+    gc.collect()
+    left = (live.read() or 0) - (began_with or 0)
+    if began_with is None or left < _LEAVES * growth.bytes_per_batch * growth.num_batches:
+        return None
+    again()
+    gc.collect()
+    more = (live.read() or 0) - began_with - left
+    return round(more * max(1.0, (growth.all_batches or 0) / growth.num_batches)) if more >= _LEAVES * left else None
 
 
 def _peak_bytes(charge: Charge) -> int:
@@ -183,11 +224,13 @@ class EvaluationRecord:
 
 
 class _Watch:
-    """Looks at each call of the model while it is evaluated, and ends that where it takes too long or too much."""
+    """Looks at each call of the model while it is evaluated, and ends that where it takes too long or too much. Where
+    something piles up, a DataLoader ends early, so that it is seen what is done with that at the end."""
 
     def __init__(
         self, options: EvaluationOptions, charge: Charge, budget: Budget | None, record: EvaluationRecord
     ) -> None:
+        self.pile = Batches(Pile(charge.witness(), charge.phase_bytes), charge.taken)
         self._options, self._charge, self._budget, self._record = options, charge, budget, record
         self._stop, self._high_bytes, self._is_over, self._is_told = _Stop(), 0, False, False
 
@@ -206,7 +249,8 @@ class _Watch:
         vars(model)["_compiled_call_impl"] = call  # not through setattr, which would hand it on
         _listeners.append(self._hear)
         try:
-            yield
+            with self.pile.watched(lambda: self._had() if world_size() == 1 else 0.0):
+                yield
         finally:
             _listeners.pop()
             if own is None:
@@ -219,10 +263,20 @@ class _Watch:
         self._look(batch)
 
     def _look(self, inputs: Any) -> None:
+        self.pile.called()
         self._charge.sample_descendants(every_s=1.0)
         if (high_bytes := self._charge.high_water_bytes()) > self._high_bytes:
             self._high_bytes, self._is_over = high_bytes, self._charge.exceeds(self._budget)
-        is_enough = self._is_over or self._record.seconds() > self._options.most_s
+        is_late = self._had() > 2 * PATIENCE
+        is_enough = self._is_over or is_late or (self._is_long() and not self.pile.is_ending)
         if self._stop.is_at(self._record.num_calls, is_enough):
             raise _Enough
         self._record.call(samples_in(inputs))
+
+    def _is_long(self) -> bool:
+        """Whether it has had its time; more, where so few batches would not tell what piles up."""
+        return self._had() > (1 if self.pile.tell else PATIENCE)
+
+    def _had(self) -> float:
+        """The share of its time that it has had."""
+        return self._record.seconds() / self._options.most_s

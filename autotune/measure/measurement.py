@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
@@ -73,6 +74,16 @@ class EvaluationOptions(_Frozen):
     """Evaluation batches to try, upward, while they stay within the budget; empty is the one that the plan says."""
 
 
+class LifeOptions(_Frozen):
+    """How what a job does beside its training steps is measured: an epoch's last batch, saving, resuming."""
+
+    most_s: PositiveFloat
+    """Seconds that each may take: what is likely to take longer is left out."""
+    state: str | None = None
+    """The file that the training's state is saved to, which stays for a process that resumes; None is one that is
+    removed."""
+
+
 class Course(_Frozen):
     """Of a script's first ten optimizer steps, what its losses alone do not tell."""
 
@@ -122,6 +133,12 @@ class MeasureOptions(_Frozen):
     """Batch shapes vary, and lengths are known: take the peak on the largest batch that samples can make."""
     evaluation: EvaluationOptions | None = None
     """Evaluate after the timed windows, so that the peak includes it; None does not."""
+    life: LifeOptions | None = None
+    """Measure the other phases of the job's life after the timed windows, so that the peak includes them; None does
+    not."""
+    resumes_from: str | None = None
+    """The file of a training's state to go on from, as a job resumes, or, of a script, one that is older than what it
+    has saved; None begins anew."""
     turns: TurnOptions | None = None
     """Take turns with another process; None measures alone."""
     quality: QualityOptions | None = None
@@ -185,6 +202,29 @@ class Quality(_Frozen):
     """What training and evaluating took."""
 
 
+class Growth(_Frozen):
+    """What piles up from one batch of an evaluation to the next: outputs that are kept, losses with their graphs."""
+
+    bytes_per_batch: PositiveFloat
+    """What a batch adds."""
+    num_batches: PositiveInt
+    """Batches that it is seen from."""
+    all_batches: PositiveInt | None = None
+    """Of the whole evaluation; None is not known."""
+    seen_bytes: int
+    """The most that the process was charged by the last of the batches that were seen."""
+    whole_bytes: int | None = None
+    """What the whole evaluation comes to; None where that was seen, or its batches are not known."""
+    low_bytes: int | None = None
+    """Lower end of the 95 % interval of that."""
+    high_bytes: int | None = None
+    """Upper end."""
+
+    def lasts(self, limit_bytes: float) -> int:
+        """Batches after which so much memory is used up."""
+        return max(0, math.floor(self.num_batches + (limit_bytes - self.seen_bytes) / self.bytes_per_batch))
+
+
 class Evaluated(_Frozen):
     """What one evaluation took, with the training held in memory."""
 
@@ -202,6 +242,15 @@ class Evaluated(_Frozen):
     """Peak of the process before it; None of a script, which may evaluate before it trains."""
     peak_bytes: int = Field(ge=0)
     """Peak of the process after it."""
+    growth: Growth | None = None
+    """What piles up in it; None where nothing was seen to."""
+    kept_bytes: int | None = None
+    """What each evaluation leaves behind, and the next adds to; None where that is nothing."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """The peak of the process once it has come to its end."""
+        return max(self.peak_bytes, (self.growth.whole_bytes if self.growth else None) or 0)
 
 
 class CardState(_Frozen):
@@ -266,13 +315,15 @@ class Measurement(_Frozen):
     """Of the model after more training; None where it was not asked for."""
     phases_s: dict[str, float]
     """Seconds in ``load`` (torch and the user's file), ``apply``, ``parity``, ``warmup``, ``timed``, ``evaluation``,
-    ``leak``, and where they are asked for, ``rounded`` and ``quality``; of a script, in the first, ``warmup`` and
-    ``timed``."""
+    ``saving``, ``leak``, and where they are asked for, ``rounded`` and ``quality``; of a script, in the first,
+    ``warmup`` and ``timed``."""
     warnings: tuple[str, ...] = ()
     """What the user should hear."""
 
     @property
     def training_bytes(self) -> int:
         """The peak of training alone."""
+        if (row := self.peak.phases.get("training")) is not None:
+            return row.process
         before_bytes = self.evaluations[0].before_bytes if self.evaluations else None
         return self.peak.process if before_bytes is None else before_bytes

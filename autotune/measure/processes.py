@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import resource
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +17,8 @@ _STATUS = Path("/proc/self/status")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SHARED_MEMORY = "/dev/shm"
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system's are
+_PROBE_BYTES = 2**20
+"""Too large for Python's own arenas: glibc counts it, if it is the allocator."""
 
 _earlier_peak_bytes = 0
 """The largest resident set before the kernel was told to count anew."""
@@ -113,8 +116,9 @@ def resident_bytes() -> int:
 
 
 def peak_since_bytes() -> int:
-    """The largest resident set since :func:`count_anew`."""
-    return kib_fields(_STATUS)["VmHWM"]
+    """The largest resident set since :func:`count_anew`; since the process began, where the kernel does not count
+    anew."""
+    return kib_fields(_STATUS).get("VmHWM") or own_peak_bytes()
 
 
 def own_live_bytes() -> int | None:
@@ -172,6 +176,47 @@ def _held_open_bytes(pids: Iterable[int]) -> int:
                     if status.st_dev == shared and not status.st_nlink:
                         found[status.st_ino] = status.st_blocks * _BLOCK_BYTES
     return sum(found.values())
+
+
+class _MallocInfo(ctypes.Structure):
+    """Source: malloc.h of glibc 2.33, ``struct mallinfo2``."""
+
+    _fields_ = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
+    ]
+
+
+@functools.cache
+def _malloc_info() -> Callable[[], _MallocInfo] | None:
+    """glibc's count; None where another allocator is there, of which it knows nothing."""
+    info = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if info is None:
+        return None
+    info.restype = _MallocInfo
+    before = info()
+    probe = bytearray(_PROBE_BYTES)
+    after = info()
+    counted = after.uordblks + after.hblkhd - before.uordblks - before.hblkhd
+    del probe
+    return info if counted >= _PROBE_BYTES else None
+
+
+def allocated_bytes() -> int | None:
+    """Memory that this process has asked glibc for and not given back, to the byte, whatever that keeps for later; None
+    with another allocator. Takes some microseconds."""
+    info = _malloc_info()
+    if info is None:
+        return None
+    found = info()
+    return int(found.uordblks + found.hblkhd)
+
+
+def give_back() -> None:
+    """Have glibc return what it keeps for later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def descendants(pid: int | None = None) -> Iterator[int]:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..internals import lost
+from ..plan import Budget
 from ..ranks import world_size
 from ..task import Task
 from ..training.training import Training
@@ -21,6 +22,7 @@ from .checks.leak import LeakWatch
 from .checks.parity import run_parity
 from .evaluation import measure_evaluations
 from .lengths import longest_batches
+from .life.other_phases import measure_last_batch, measure_saving
 from .measurement import NUM_STEPS, Evaluated, Measurement, MeasureOptions, Parity
 from .memory import Base, Charge, of_others
 from .steps import Steps
@@ -50,7 +52,8 @@ def measure(training: Training, task: Task, options: MeasureOptions, base: Base 
 
     Returns:
         The measurement, without losses where there is no parity run, or where ``parity_last`` or ``to_beat`` leaves it
-        to the caller. ``phases_s`` holds ``parity``, ``warmup``, ``timed``, ``evaluation`` and ``leak``.
+        to the caller. ``phases_s`` holds ``parity``, ``warmup``, ``timed``, ``evaluation``, ``saving``
+        and ``leak``.
 
     Raises:
         TaskError: the task's ``evaluate`` raised, or changed the model.
@@ -60,13 +63,18 @@ def measure(training: Training, task: Task, options: MeasureOptions, base: Base 
     phases_s: dict[str, float] = {}
     charge = Charge(training.device, options.largest_of, base, options.lengths and options.lengths.how)
     leaks = LeakWatch(charge, training.device.type)
-    steps = Steps(training, NUM_STEPS, leaks.note)
+
+    def note(step: int) -> None:
+        charge.first_step_ended()
+        leaks.note(step)
+
+    steps = Steps(training, NUM_STEPS, note)
     with _timed(phases_s, "parity"):
         if training.loader.options["num_workers"]:
             steps.feed.open()  # workers are forked from a process as small as a job's
         parity = Parity(losses=())
         if options.parity_batch is not None and not options.parity_last and options.to_beat is None:
-            parity = run_parity(training, task, options, leaks.note)
+            parity = run_parity(training, task, options, note)
     with _timed(phases_s, "warmup"):
         if options.largest_of or options.lengths:
             # the largest first is the best case for CUDA's allocator: the job does not begin with it
@@ -84,11 +92,17 @@ def measure(training: Training, task: Task, options: MeasureOptions, base: Base 
                 steps.step()
                 is_over = timing.stepped()
     phases_s["timed"] -= timing.at_rest_s
+    is_out = options.is_out(timing.stopped or "time")
+    life = None if is_out else options.life
+    if life is not None:
+        warnings += measure_last_batch(steps, charge, life)
     with _timed(phases_s, "evaluation"):
         evaluations = measure_evaluations(training, task, options, charge)
+    if life is not None:
+        with _timed(phases_s, "saving"):
+            measure_saving(training, charge, life)
     peak = charge.peak()
     with _timed(phases_s, "leak"):
-        is_out = options.is_out(timing.stopped or "time")
         is_looked_for = not is_out and options.turns is None  # who takes turns has had a trial
         limit_s = options.trial_time_s * WARMUP_SHARE
         leak, found = _look_for_leak(steps, leaks, limit_s) if is_looked_for else (None, ())
@@ -151,10 +165,31 @@ def _stopped(evaluations: Sequence[Evaluated], options: MeasureOptions) -> Itera
     if options.evaluation is not None and (reason := lost("evaluation")) is not None:
         yield f"the evaluation is not measured: {reason}"
     most_s = options.evaluation.most_s if options.evaluation is not None else math.inf
-    if any(not one.is_whole and one.seconds > most_s for one in evaluations):
+    for one in evaluations[:1]:
+        yield from _piles_up(one, options.budget)
+    if any(not one.is_whole and one.seconds > most_s and one.growth is None for one in evaluations):
         yield (
             "evaluate was stopped before its end, since it takes longer than a quarter of the trial's time: peaks "
             "include it up to there. A longer --trial-time lets it end"
+        )
+
+
+def _piles_up(one: Evaluated, budget: Budget | None) -> Iterator[str]:
+    """Said of an evaluation that leaves something behind, or in which something piles up for nobody knows how long."""
+    limit = None if budget is None else budget.of_device
+    room = math.inf if budget is None or limit is None else limit / budget.factor - one.needed_bytes
+    if one.kept_bytes is not None:
+        more = "" if room == math.inf else f": memory runs out after about {max(0, int(room / one.kept_bytes)):,} more"
+        yield (
+            f"each evaluation leaves about {format_bytes(ceil_mib(one.kept_bytes))} behind, and the next adds to it"
+            f"{more}. A list that is never cleared is the usual cause"
+        )
+    growth = one.growth
+    if growth is not None and not one.is_whole and growth.all_batches is None:
+        lasts = "" if room == math.inf else f"; memory runs out after about {growth.lasts(room + growth.seen_bytes):,}"
+        yield (
+            f"evaluate gains about {format_bytes(ceil_mib(round(growth.bytes_per_batch)))} with each batch, and how "
+            f"many there are is not known: it was stopped after {growth.num_batches}{lasts}"
         )
 
 

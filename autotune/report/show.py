@@ -122,6 +122,8 @@ def _measured(plan: Plan) -> Rows:
         rows += [("speed", speed_words(plan.measured.samples_per_s)), ("peak", peak_words(plan.measured, plan.budget))]
     if plan.evaluation is not None:
         rows.append(("evaluation", evaluation_words(plan.evaluation, plan.measured.peak if plan.measured else None)))
+    if plan.measured is not None:
+        rows += life_row(plan.measured.peak)
     if plan.measured is not None and plan.measured.compile_s is not None:
         rows.append(("compiling", _compiling(plan.measured.compile_s, plan)))
     if plan.reference is not None:
@@ -198,6 +200,18 @@ def peak_words(evidence: Evidence, budget: Budget) -> str:
     if peak.longest is not None:
         parts.append(f"on {peak.longest.words()}")
     return "; ".join([words, *parts])
+
+
+def life_row(peak: Peak) -> Rows:
+    """What each phase of the job's life takes, and which of them binds."""
+    parts = []
+    for name, row in peak.phases.items():
+        beside = [f"{size(row.low)} to {size(row.high)}, seen in part"] if row.low and row.high else []
+        beside += [f"host {size(row.host)}"] if row.host is not None else []
+        beside += ["which binds"] if name == peak.binds else []
+        more = f" ({'; '.join(beside)})" if beside else ""
+        parts.append(f"{name.replace('_', ' ')} {size(row.process)}{more}")
+    return [("life", ", ".join(parts))] if len(parts) > 1 else []
 
 
 def _gain(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from ..plan import Plan
 from ..results import Verification
 from ..units import size
-from .show import evaluation_words, peak_words, speed_words
+from .show import evaluation_words, life_row, peak_words, speed_words
 from .tables import rows_table
 
 _MOST_RANKS = 4
@@ -45,6 +45,7 @@ def explain(found: Verification, plan: Plan) -> RenderableType:
             ("speed", speed_words(found.measured.samples_per_s)),
             ("peak", peak_words(found.measured, plan.budget)),
         ]
+        rows += life_row(found.measured.peak)
     if found.bytes_by_rank:
         rows.append(("largest process", _largest_words(found.bytes_by_rank)))
     if found.measured is not None and found.evaluation is not None:

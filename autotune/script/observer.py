@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +73,8 @@ class Observer:
 
         def __next__(iterator: Any) -> Any:
             if iterator not in observer._loaders:
+                if observer.draws_to_evaluate(iterator):
+                    raise StopIteration
                 return original(iterator)
             loader = observer._loaders[iterator]
             if observer.ends_early(loader):
@@ -99,6 +101,17 @@ class Observer:
         self.waits.add(draw.wait)
         self._unused.append(draw)
 
+    def draws_to_evaluate(self, iterator: Any) -> bool:
+        """A batch is asked for that is not trained on; whether there is none, although there are more."""
+        return False
+
+    def saves(self, save: Callable[[], Any]) -> Any:
+        """The script writes a checkpoint: what ``save`` returns."""
+        return save()
+
+    def loads(self, source: Any) -> None:
+        """The script reads one, before it trains."""
+
     def training_goes_on(self) -> None:
         """A batch to train on is asked for, or the model is called with one."""
 
@@ -119,6 +132,7 @@ class Observer:
         """
         for draw in self._unused:
             if draw.iterator not in self._trained_on:
+                self.draws_to_evaluate(draw.iterator)
                 self.num_batches -= 1
                 self._drawn -= draw.num_samples
                 self.waits.leave_out(draw.wait)

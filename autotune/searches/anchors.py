@@ -73,7 +73,7 @@ class Anchors:
                 return None
             share_s = max(LEAST_SHARE_S, _SHARE * whole_s)
             request = session.request(f"anchor-{position:03d}", first.applied, share_s, finalist_round=0)
-            short = request.options.model_copy(update={"evaluation": None})
+            short = request.options.model_copy(update={"evaluation": None, "life": None})
             return request.model_copy(update={"options": short})
 
         outcome = run_once(session, study.anchor_key(position), make, AnchorStarted(first.number, first.settings))

@@ -179,6 +179,9 @@ class MeasuredBy(BaseModel):
     """Samples that one optimizer step sees, held fixed."""
     allow_split: Annotated[bool, Shown("Batch")] = False
     """Split batches even where that changes the gradient."""
+    life: Annotated[bool | None, Shown("Budget", default="what takes less than a quarter of a trial")] = None
+    """Measure the rest of the job's life too, and hold it to the budget: an epoch's last batch, saving, resuming, and
+    the whole evaluation."""
     max_quality_drop: Annotated[DropOption | None, Shown("Quality", "DROP", "no such technique is tried")] = None
     """Try techniques that change the model, and allow the task's evaluate to fall by so much: 1%, or 0.5."""
     recovery_steps: Annotated[int, Field(ge=1, le=2**31), Shown("Quality")] = 100

@@ -13,7 +13,7 @@ from ..estimates.cards import on_device
 from ..estimates.types import Largest
 from ..measure import InspectOptions, MeasureOptions, Parity
 from ..measure.cuts.types import JudgeOptions
-from ..measure.measurement import Course, EvaluationOptions
+from ..measure.measurement import Course, EvaluationOptions, LifeOptions
 from ..plan import Budget, Evaluation, Evidence, Plan, TaskRef
 from ..script.command import FENCES, filled, own_batch, own_share, under_launcher
 from ..script.scratch import Scratch
@@ -54,7 +54,11 @@ LARGEST_OF = 64
 """Where batch shapes vary, the peak is taken on the largest of so many batches."""
 
 _EVALUATION_SHARE = 0.25
-"""Longest evaluation, as a share of the trial's time."""
+"""Longest evaluation, as a share of the trial's time; so long may saving and resuming take, too."""
+_WHOLE_LIFE_S = 300.0
+"""Longest of each with ``--life``, if a trial's time is less."""
+_LIFE_PHASES = 3
+"""That may take so long each."""
 _OUTPUT_LINES = 20
 
 
@@ -79,6 +83,8 @@ class Requests:
     """Where the script's trials run, if not in the current folder."""
     reference: Evidence | None = None
     """Of the job as it stands, on a card: a trial leaves room there for what the context had come to."""
+    life: bool | None = None
+    """``--life``."""
 
     def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> MeasureRequest:
         """A request to measure one configuration in a fresh process. It evaluates as the job does today, at most at its
@@ -99,7 +105,7 @@ class Requests:
                 reference=self.reference,
             ),
             options=measure,
-            deadline_s=deadline_s,
+            deadline_s=deadline_s + (_LIFE_PHASES * measure.life.most_s if measure.life is not None else 0.0),
             **_started(self.command, own_share(settings), self.scratch, batch),
         )
 
@@ -158,6 +164,7 @@ class Requests:
     ) -> MeasureOptions:
         """How long and against what a configuration is measured."""
         exact = exactness(settings, self.facts)
+        most_s = max(share_s, _WHOLE_LIFE_S) if self.life else share_s * _EVALUATION_SHARE
         return MeasureOptions(
             trial_time_s=share_s,
             enforce=enforce,
@@ -170,7 +177,8 @@ class Requests:
             parity_limit=self._parity_limit(settings, exact),
             largest_of=LARGEST_OF if self.facts.shapes_vary and self.facts.lengths is None else None,
             lengths=self.facts.lengths,
-            evaluation=EvaluationOptions(most_s=share_s * _EVALUATION_SHARE) if self.facts.evaluates else None,
+            evaluation=EvaluationOptions(most_s=most_s) if self.facts.evaluates else None,
+            life=None if self.life is False else LifeOptions(most_s=most_s),
         )
 
     def _course(self, reference: Parity) -> Course | None:

@@ -98,7 +98,9 @@ class Session:
     def requests(self) -> Requests:
         """Makes the requests."""
         options, known = self.options, self._known()
-        return Requests(self._task, options.seed, self.budget, self.facts, options.command, options.scratch, known)
+        return Requests(
+            self._task, options.seed, self.budget, self.facts, options.command, options.scratch, known, options.life
+        )
 
     def _known(self) -> Evidence | None:
         """Of the job as it stands, or of the first trial that was measured; None until then, and on a CPU."""

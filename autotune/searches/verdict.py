@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from ..measure import Measurement
 from ..measure.measurement import Quality
-from ..plan import Budget, Excess, Peak
+from ..plan import Budget, Excess, Peak, PhaseName
 from ..units import ceil_mib, format_bytes
-from ..words import count
+from ..words import PHASES, count, growth_words
 from ..workers import (
     Chosen,
     Compared,
@@ -127,8 +127,7 @@ def _judge_measurement(
     of_host = over is not None and budget.holds(peak)
     reasons = []
     if over is not None:
-        is_seen = not of_host and budget.holds(measurement.training_bytes)
-        reasons.append(f"{over_words(over)}{', in its evaluation' if is_seen else ''}")
+        reasons.append(f"{over_words(over)}{'' if of_host else _where(measurement, budget)}")
     if parity.strayed_at is not None:
         reasons.append(f"strays from the reference's loss at step {parity.strayed_at} (by {parity.deviation:.1%})")
     if parity.unlike is not None:
@@ -167,6 +166,17 @@ def _memory(peak: Peak, budget: Budget, over: Excess | None) -> float:
     if over is not None:
         return max(-_BOUND, min(_BOUND, math.log(over.ratio)))
     return _log_ratio(peak.process * budget.factor, budget.of_device) if budget.of_device else -1.0
+
+
+def _where(measurement: Measurement, budget: Budget) -> str:
+    """In which phase of the job's life it is over the budget, and when; empty where its training is."""
+    known: PhaseName = "evaluation" if budget.holds(measurement.training_bytes) else "training"
+    phase = measurement.peak.binds or known
+    if phase == "training":
+        return ""
+    growth = measurement.evaluations[0].growth if phase == "evaluation" and measurement.evaluations else None
+    when = growth_words(growth, budget) if growth is not None else ""
+    return f", in {PHASES[phase]}{f', {when}' if when else ''}"
 
 
 def _failure() -> tuple[float, ...]:

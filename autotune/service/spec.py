@@ -106,7 +106,8 @@ def arguments(job: SearchSpec, folder: Path | None) -> list[str]:
         said["space"] = str(folder / job.space)
     line = []
     for name, value in said.items():
-        line += [option_name(name)] if value is True else [f"{option_name(name)}={value}"]
+        is_switch = isinstance(value, bool)
+        line.append(option_name(name if value else f"no_{name}") if is_switch else f"{option_name(name)}={value}")
     if job.command is not None:
         return [*line, "--", *job.command]
     return [*line, str(place / str(job.task))]

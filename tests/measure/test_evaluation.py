@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import autotune
 from autotune.errors import TaskError
 from autotune.measure import evaluation
 from autotune.measure.evaluation import measure_evaluations
+from autotune.measure.life.growth import Witness
 from autotune.measure.measurement import EvaluationOptions, MeasureOptions
 from autotune.measure.timing import compile_time
 from autotune.plan import Budget, Evaluation, Peak, Plan
@@ -40,6 +42,17 @@ class ByTable:
 
     def high_water_bytes(self) -> int:
         return self.bytes
+
+    phase_bytes = high_water_bytes
+
+    def enter(self, phase: str) -> None:
+        """There is one phase."""
+
+    def taken(self) -> Callable[[], int]:
+        return lambda: 0
+
+    def witness(self) -> Witness:
+        return Witness(lambda: None, 1, 4)
 
     def sample_descendants(self, every_s: float = 0.0) -> None:
         self.watched += 1

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from autotune.measure import Measurement, MeasureOptions
-from autotune.measure.checks.leak import growth
+from autotune.measure.life.growth import growth
 from autotune.measure.run import measure
 from autotune.plan import Plan
 from autotune.task import Task

@@ -20,6 +20,7 @@ OTHERS: dict[str, Any] = {
     "seed": 3,
     "effective_batch": 32,
     "allow_split": True,
+    "life": True,
     "max_quality_drop": "1.5%",
     "recovery_steps": 7,
     "recovery_lr": 0.5,

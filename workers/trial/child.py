@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
 from ...errors import Caught
 from ...estimates import CheapestOptions, EstimateOptions, PredictOptions
 from ...internals import lost
@@ -43,6 +45,7 @@ from ..request import (
 from .failure import outcome_of
 from .folder import NO_FOLDER, FolderLost, TrialFolder
 from .group import join_group, of_rank, run_group
+from .resuming import is_short, resumed_task
 
 
 def run_trial(folder: TrialFolder, spawned_s: float) -> NoReturn:
@@ -118,6 +121,10 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
 
 def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: float) -> Measured:
     options = request.options
+    if options.life is not None and request.fresh:
+        life = options.life.model_copy(update={"state": str(folder.path / "state.pt")})
+        options = options.model_copy(update={"life": life})
+        request = request.model_copy(update={"options": options})
     _note_compiling(folder)
     if options.plain_loop:
         task = as_in_a_plain_loop(task)
@@ -125,13 +132,17 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
     started_s = time.monotonic()
     base = Base() if request.device == "cpu" else None
     training = _applied(request, task if base is None else base.with_data(task), is_limited=options.enforce)
+    if options.resumes_from is not None:
+        training.load_state_dict(torch.load(options.resumes_from, weights_only=True))  # as the docs have it
     apply_s = time.monotonic() - started_s
     asked, applied = request.plan.settings.in_force(task.precision), training.settings
     folder.write_phase("training")
-    measurement = measure(training, task, options, base)
+    held = [training]
+    del training
+    measurement = measure(held[0], task, options, base)
     is_wanted = options.parity_batch is not None and not options.is_out(measurement.stopped)
     if is_wanted and not measurement.parity.losses:
-        del training
+        held.clear()
         folder.write_measured()
         measurement = _with_parity(measurement, request, task)
     if options.plain_loop and options.parity_batch is not None:
@@ -142,6 +153,11 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
         measurement = _with_quality(measurement, request, task)
     phases_s = {"load": load_s, "apply": apply_s, **measurement.phases_s}
     measurement = measurement.model_copy(update={"phases_s": phases_s})
+    if options.life is not None and request.fresh and is_short(measurement, options.life.most_s):
+        held.clear()
+        folder.write_measured()
+        _let_go()
+        measurement = resumed_task(measurement, request, folder)
     device = inspect_device(request.device)
     return Measured(measurement=measurement, applied=applied if applied != asked else None, device=device)
 

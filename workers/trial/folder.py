@@ -90,8 +90,11 @@ class TrialFolder:
 
     def answer_anew(self, spawned_s: float) -> NoReturn:
         """Become a new interpreter that answers what was asked."""
-        command = [sys.executable, "-P", "-m", f"{__package__}.child", str(self.path), repr(spawned_s)]
-        os.execv(sys.executable, command)
+        os.execv(sys.executable, self.anew(spawned_s))
+
+    def anew(self, spawned_s: float) -> list[str]:
+        """The command of a new interpreter that answers what was asked."""
+        return [sys.executable, "-P", "-m", f"{__package__}.child", str(self.path), repr(spawned_s)]
 
     def write_phase(self, phase: str) -> None:
         """Say what the trial is about to do: ``loading the task``."""

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from time import perf_counter
 
+from ..life.growth import FEWEST_SAMPLES, growth
 from ..memory import Charge
 from ..steps import Steps
 
 _NUM_STEPS = 30
-_FEWEST_SAMPLES = 9
 _SMALLEST_BYTES = {"cpu": 32 * 1024, "cuda": 4 * 1024}
 """Bytes a step below which growth is noise: resident memory comes in pages and arenas, CUDA's count is exact."""
-
-
-def growth(samples: Sequence[tuple[int, int]], smallest: float) -> float | None:
-    """Bytes gained by a step, if memory grows without end.
-
-    It does if the last third of the samples lies wholly above the first, and the rise from the second third to the last
-    is at least half of that from the first to the second. A cache that fills, or an allocator that settles, slows down.
-
-    Args:
-        samples: (optimizer step, bytes), in order.
-        smallest: bytes a step that count as growth.
-
-    Returns:
-        None where it is stable, or the samples are fewer than 9 or span fewer than 30 steps.
-    """
-    if not _is_evidence(samples):
-        return None
-    third = len(samples) // 3
-    first, last = samples[:third], samples[-third:]
-    (x1, y1), (x2, y2), (x3, y3) = (_middle(part) for part in (first, samples[third:-third], last))
-    early, late = (y2 - y1) / (x2 - x1), (y3 - y2) / (x3 - x2)
-    rises = min(y for _, y in last) > max(y for _, y in first)
-    slope = (y3 - y1) / (x3 - x1)
-    return slope if rises and early > 0 and late >= early / 2 and slope >= smallest else None
 
 
 class LeakWatch:
@@ -92,8 +67,4 @@ class LeakWatch:
 
 
 def _is_evidence(samples: Sequence[tuple[int, int]]) -> bool:
-    return len(samples) >= _FEWEST_SAMPLES and samples[-1][0] - samples[0][0] >= _NUM_STEPS - 1
-
-
-def _middle(samples: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    return statistics.median(x for x, _ in samples), statistics.median(y for _, y in samples)
+    return len(samples) >= FEWEST_SAMPLES and samples[-1][0] - samples[0][0] >= _NUM_STEPS - 1

@@ -38,7 +38,7 @@ def confidence_interval(amounts: Sequence[float], seconds: Sequence[float]) -> t
     chosen = (starts[:, :, None] + torch.arange(length)).flatten(1)[:, :num_windows] % num_windows
     resampled = amount[chosen].sum(1) / time[chosen].sum(1)
     spread = float(resampled.std()) / math.sqrt(1 - length / num_windows)  # resampling shrinks by what blocks share
-    half = _student(max(2.0, num_windows / length - 1)) * spread
+    half = student(max(2.0, num_windows / length - 1)) * spread
     return max(0.0, value - half), value + half
 
 
@@ -52,7 +52,7 @@ def _block_length(residuals: torch.Tensor) -> int:
     return max(1, min(round(max(best, 1.5 * math.cbrt(num_windows))), num_windows // 3))
 
 
-def _student(freedom: float) -> float:
+def student(freedom: float) -> float:
     """Student's 97.5 % quantile, within 1 % from 3 degrees of freedom on. Source: Abramowitz and Stegun 26.7.5."""
     z, v = _Z, freedom
     return (

@@ -21,6 +21,7 @@ from ...internals import lost
 from ...randomness import undisturbed
 from ...training.apply_pieces import hold_to_budget
 from ...training.launched import set_launcher
+from ..arrivals import when_imported
 from ..observer import Observer
 from ..refusal import refuse, say, tell_once
 from ..shards import unwrapped
@@ -62,6 +63,8 @@ class ScriptHooks:
         """Backward passes that the next step is of, once that is known; those before another optimizer's step."""
         self._sizes: tuple[int, ...] = ()
         self._is_applying = self._is_checked = self._is_in_pass = False
+        self._is_in_train_mode = self._trains_in_train_mode = False
+        """Whether the model was, as it was last called to train; as a step was taken."""
         self.has_stepped = self.stands_aside = False
 
     def install(self) -> None:
@@ -80,9 +83,30 @@ class ScriptHooks:
             register_optimizer_step_post_hook(self._after_step).remove,
         ]
         if self.observer is not None:
-            self._taken_off.append(self.observer.install())
+            self._taken_off += [
+                self.observer.install(),
+                patch(torch, "save", self._around_save),
+                patch(torch, "load", self._around_load),
+            ]
+            when_imported("safetensors.torch", self._watch_safetensors)
         self._stops_listening = patch(torch.autocast, "__enter__", self._note_autocast)
         self._look()
+
+    def _watch_safetensors(self) -> None:
+        tensors = sys.modules["safetensors.torch"]
+        for name, around in (("serialize_file", self._around_save), ("load_file", self._around_load)):
+            if hasattr(tensors, name):
+                self._taken_off.append(patch(tensors, name, around))
+
+    def _around_save(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.observer is None or self._is_applying:
+            return original(*args, **kwargs)
+        return self.observer.saves(functools.partial(original, *args, **kwargs))
+
+    def _around_load(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.observer is not None and not self._is_applying and not self.has_stepped:
+            self.observer.loads(args[0] if args else None)
+        return original(*args, **kwargs)
 
     def _look(self) -> None:
         """Wait for the model to be called."""
@@ -203,9 +227,12 @@ class ScriptHooks:
             self._plan.own_autocast.add(context.device)
         return original(context)
 
-    def _note_evaluation(self, module: Any, inputs: Any = None) -> None:
-        if self.observer is not None and not module.training and not torch.is_grad_enabled():
+    def _note_evaluation(self, module: Any, inputs: Any = None) -> bool:
+        """Whether it is one: in eval mode, and without gradients, unless the model is trained in train mode."""
+        evaluates = not module.training and (self._trains_in_train_mode or not torch.is_grad_enabled())
+        if evaluates and self.observer is not None:
             self.observer.evaluated(inputs)
+        return evaluates
 
     def _optimizer_of(self, module: Any) -> torch.optim.Optimizer | None:
         """That whose parameters a module holds all of; None where it is another, or a part."""
@@ -228,8 +255,9 @@ class ScriptHooks:
         self._contexts.enclose(module, list(self._plan.model.parameters()))
 
     def _call_begins(self, module: Any, inputs: Any) -> None:
-        self._note_evaluation(module, inputs)
-        self._note_inputs(inputs)
+        if not self._note_evaluation(module, inputs):
+            self._is_in_train_mode = module.training
+            self._note_inputs(inputs)
 
     def _call_ended(self) -> None:
         if self.observer is not None:
@@ -308,6 +336,7 @@ class ScriptHooks:
             self._num_of_others = num_passes
             return
         cap.step_ended()
+        self._trains_in_train_mode = self._is_in_train_mode
         if not self.has_stepped:
             self.has_stepped = True
             self._stops_looking()

@@ -18,9 +18,10 @@ from ...measure.processes import end_with
 from ...plan import Plan
 from ...ranks import own_gpu, this_rank
 from ...techniques import Settings
-from ...workers import Failed, Inspected, Lost, Measured, Outcome
+from ...workers import Failed, Inspected, Lost, Measured, Outcome, OutOfMemory
 from ...workers.request import InspectRequest, MeasureRequest
 from ...workers.trial.folder import TrialFolder
+from ...workers.trial.resuming import is_short, resumed_script
 from ..command import FENCES
 from ..plan.applied import InScript
 from ..refusal import Refused, is_success
@@ -29,6 +30,7 @@ from .several import Several
 
 if TYPE_CHECKING:
     from ..plan.hooks import ScriptHooks
+    from .timing import ScriptTiming
 
 _GRACE_S = 5.0
 """How long a script may take to end, with its own ``finally`` and ``atexit``, once it has been measured."""
@@ -70,11 +72,13 @@ class ScriptTrial:
         self._is_answered = False
         self._finish: Callable[[], Outcome | None] = lambda: None
         self._hooks: ScriptHooks | None = None
+        self._timing: ScriptTiming | None = None
         self._seed = request.seed + self._ranks.rank
         random.seed(self._seed)  # what the script does not seed itself is alike in all trials
         self._obstacle: str | None = None
         """Why no epoch is ended early: the script may write there what it writes at an epoch's end."""
         self._work_in_scratch(request.scratch)
+        self._within = Path.cwd()
         self._tell("running the script, up to its first optimizer step")
 
     def _work_in_scratch(self, kind: Scratch) -> None:
@@ -129,8 +133,8 @@ class ScriptTrial:
             hooks.observer = Observer()
         elif isinstance(request, MeasureRequest):
             CompileTime(self._folder.write_compiling)  # which puts the trial's deadline off
-            timing = ScriptTiming(request, self._began_s, self._answer, self._tell)
-            self._finish, hooks.observer = timing.finish, timing
+            timing = ScriptTiming(request, self._began_s, self._answer, self._tell, self._obstacle)
+            self._timing, self._finish, hooks.observer = timing, timing.finish, timing
         else:
             look = Look(
                 request, in_script, self._ranks.size, self._answer, self._folder.path / "scratch", self._obstacle
@@ -158,14 +162,18 @@ class ScriptTrial:
                 return None
             return self._finish() or Failed(message=self._why_too_soon())
         assert error is not None, "that is a success"
-        if isinstance(self._request, InspectRequest) and (known := self._finish()) is not None:
-            return known  # an epoch that is ended early is not what each script was written for
         from ...workers.trial.failure import outcome_of
 
         outcome = outcome_of(error, self._request.device)
+        if not isinstance(outcome, OutOfMemory) and self._ends_early() and (known := self._finish()) is not None:
+            return known  # an epoch that is ended early is not what each script was written for
         if isinstance(outcome, Failed) and _wants_hub(error):
             outcome = outcome.model_copy(update={"message": f"{outcome.message.rstrip('.')}. {_OFFLINE}"})
         return outcome
+
+    def _ends_early(self) -> bool:
+        """Whether an epoch is ended early, so that what the script does is no longer as it was written."""
+        return isinstance(self._request, InspectRequest) or (self._timing is not None and self._timing.is_timed)
 
     def _why_too_soon(self) -> str:
         """The script ended by itself, before there was an outcome."""
@@ -205,10 +213,23 @@ class ScriptTrial:
             return
         if isinstance(outcome, Measured) and isinstance(self._request, MeasureRequest):
             self._folder.write_measured()  # what a script does at its end is no part of it
+            outcome = self._with_resuming(outcome, self._request)
         if self._several is None:
             self._folder.write_outcome(outcome)
         else:
             self._folder.write_first_outcome(self._several.together(outcome))
+
+    def _with_resuming(self, measured: Measured, request: MeasureRequest) -> Measured:
+        """With the peak of a process of its own, if the script goes on by itself from what it has saved. On a card that
+        would want memory that this one has."""
+        life, measurement = request.options.life, measured.measurement
+        is_alone = self._several is None and request.device == "cpu" and self._obstacle is None and request.fresh
+        if life is None or not is_alone or self._timing is None or not self._timing.has_saved:
+            return measured
+        if not is_short(measurement, life.most_s):
+            return measured
+        found = resumed_script(measurement, request, self._folder, self._within)
+        return measured.model_copy(update={"measurement": found})
 
 
 def _without_card() -> Outcome:

@@ -15,7 +15,7 @@ from ...plan import Environment, Evidence, Gain, KeptWeights, Plan, QualityEvide
 from ...techniques import Facts, Settings
 from ...techniques.data_loading import DataLoading
 from ...units import ceil_mib, format_bytes
-from ...words import card_words, count
+from ...words import card_words, count, pile_words
 from ...workers import Measured, OutOfMemory
 from ..session import Session
 from ..time_budget import MOST_ROUNDS
@@ -186,6 +186,9 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     runs = [winner.outcome.measurement, *final.repeats] if isinstance(winner.outcome, Measured) else []
     if runs and all(NO_EVALUATION in run.warnings for run in runs):
         yield NO_EVALUATION
+    growths = [one.growth for run in runs for one in run.evaluations[:1] if one.growth is not None]
+    if growths:
+        yield f"what is evaluated piles up: {pile_words(max(growths, key=lambda one: one.whole_bytes or 0))}"
     if breaks := list(dict.fromkeys(one for run in runs for one in run.graph_breaks)):
         more = f"; and at {len(breaks) - _BREAKS_SAID} more" if len(breaks) > _BREAKS_SAID else ""
         yield (

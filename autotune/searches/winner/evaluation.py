@@ -123,7 +123,7 @@ def _request(session: Session, winner: Tried, batches: Sequence[int], share_s: f
 
 
 def _chosen(found: Sequence[Evaluated], session: Session) -> int | None:
-    fitting = [one for one in found if session.budget.holds(one.peak_bytes) and one.num_samples and one.seconds]
+    fitting = [one for one in found if session.budget.holds(one.needed_bytes) and one.num_samples and one.seconds]
     fastest = max((_rate(one) for one in fitting), default=0.0)
     chosen = next((one.batch for one in fitting if _rate(one) * _WORTH >= fastest), None)
     return None if not found or chosen == found[0].batch else chosen

@@ -6,12 +6,13 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from scipy.special import chdtri, stdtrit
 
 from ...measure import Measurement
 from ...measure.timing.turns import FEWEST_TURNS, trimmed_mean
-from ...plan import Budget, Evidence, Gain, Peak, Speed
+from ...plan import Budget, Evidence, Gain, Peak, PhaseName, PhasePeak, Speed
 from ...units import ceil_mib
 from ...workers.outcome import DISTURBED, Turn
 from .by_turns import MOST_ROUNDS_BY_TURNS
@@ -243,10 +244,22 @@ def combine(
             above_base=_largest([peak.above_base for peak in peaks]),
             largest_of=peaks[0].largest_of,
             longest=peaks[0].longest,
-        ),
+        ).with_phases(_phases(peaks)),
         compile_s=_rounded(compile_s) if compile_s else None,
         fits=all(budget.over(peak) is None for peak in peaks),
     )
+
+
+def _phases(peaks: Sequence[Peak]) -> dict[PhaseName, PhasePeak]:
+    """Of each phase, the largest of the repeats that measured it."""
+    found: dict[PhaseName, PhasePeak] = {}
+    for name in get_args(PhaseName):
+        rows = [peak.phases[name] for peak in peaks if name in peak.phases]
+        if rows:
+            largest = max(rows, key=lambda row: row.process)
+            sizes = {key: ceil_mib(value) for key, value in largest if value is not None}
+            found[name] = PhasePeak(**sizes)
+    return found
 
 
 def _pooled_speed(values: Sequence[float]) -> Interval:
