@@ -174,6 +174,11 @@ def _trial(job: Job, variant: str, budget: Budget, executor: LocalExecutor) -> d
         "mib": round(measurement.peak.process / MIB),
         "said": verdict.reason or "; ".join(leaves),
         "phases": {name: round(row.process / MIB) for name, row in measurement.peak.phases.items()},
+        "interval": [
+            [round(row.low / MIB), round(row.high / MIB)]
+            for row in measurement.peak.phases.values()
+            if row.low is not None and row.high is not None
+        ],
     }
 
 
