@@ -94,7 +94,7 @@ def measure(training: Training, task: Task, options: MeasureOptions, base: Base 
     phases_s["timed"] -= timing.at_rest_s
     is_out = options.is_out(timing.stopped or "time")
     life = None if is_out else options.life
-    if life is not None:
+    if life is not None and not (options.largest_of or options.lengths):  # of varying shapes, any batch may be the last
         warnings += measure_last_batch(steps, charge, life)
     with _timed(phases_s, "evaluation"):
         evaluations = measure_evaluations(training, task, options, charge)
