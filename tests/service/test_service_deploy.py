@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -140,6 +141,25 @@ def test_a_container_and_its_tokens_have_one_state(tmp_path, commands, entry):
 
 
 TOKEN = ("token", "create", "--role", "admin")
+
+
+def test_compose_starts_what_docker_run_does():
+    """The same image, options, port, volume, shared memory and time to end in; the same command makes a token."""
+    (run,) = lines_of("Containerfile", "docker run")
+    before, _, options = run.partition("autotune-service ")
+    words = shlex.split(before.lstrip("# "))
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["autotune"]
+    given = dict(pairwise(words))
+    assert service["build"] == {"context": "..", "dockerfile": "deploy/Containerfile"}
+    assert service["command"] == shlex.split(options)
+    assert (service["ports"], service["volumes"]) == ([given["-p"]], [given["-v"]])
+    assert (service["shm_size"], service["stop_grace_period"]) == (given["--shm-size"], f"{given['--stop-timeout']}s")
+    assert int(given["--stop-timeout"]) > 60  # drivers get a minute to end
+    (made,), (composed,) = (
+        lines_of("Containerfile", "docker exec"),
+        lines_of("compose.yaml", "docker compose -f deploy/compose.yaml exec"),
+    )
+    assert made.partition(" exec ")[2] == composed.partition(" exec ")[2]
 
 
 def test_an_image_is_built_of_what_was_tested():
@@ -323,7 +343,7 @@ def test_a_job_refuses_what_would_lose_or_tell(tmp_path, commands, disk, options
 
 def test_every_option_that_a_file_gives_is_there():
     """Of `autotune serve` and its tokens, in commands and in comments."""
-    said = {word for name in ("Containerfile", "kuberay.yaml", "slurm.sh") for word in options_in(name)}
+    said = {word for name in ("Containerfile", "compose.yaml", "kuberay.yaml", "slurm.sh") for word in options_in(name)}
     assert {"--state", "--executor", "--role", "--behind-proxy", "--tls-certificate"} <= said
     words = [("serve", "--help"), ("serve", "token", "create", "--help")]
     helps = [
