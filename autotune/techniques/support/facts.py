@@ -76,7 +76,7 @@ class Longest(_Frozen):
         times = f", {self.stretch:.2f} times as long" if self.stretch > 1 else ""
         return (
             f"the largest batch of {self.read:,} samples of {self.samples:,}, whose lengths were read{times}: a chance "
-            f"of {self.risk:.1%} that another is longer"
+            f"of {self.risk:.1%} that another is longer, if they are of one law"
         )
 
 
