@@ -6,6 +6,8 @@ they usually are.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -193,7 +195,10 @@ class _Example(nn.Module):
 
 def _example(name: str) -> Built:
     torch.manual_seed(0)
-    task = load_task(str(Path(__file__).parent.parent / "examples" / name / "model.py"))
+    folder = Path(__file__).parent.parent / "examples" / name
+    if (folder / "pretrain.py").exists() and not (folder / "backbone.pt").exists():
+        subprocess.run([sys.executable, "pretrain.py"], cwd=folder, check=True)
+    task = load_task(str(folder / "model.py"))
     batch = next(iter(DataLoader(task.build_dataset(), task.batch_size)))
     return _Example(task), {"batch": batch}
 
