@@ -144,6 +144,7 @@ def _any_task(device: Device) -> Facts:
         split_error=0.0,
         allow_split=True,
         optimizer="AdamW",
+        optimizer_states=2,
         optimizer_implementations=("for_loop", "foreach", "fused"),
         allocators=installed_allocators(),
     )

@@ -52,7 +52,7 @@ def test_windows_is_refused_in_words(tmp_path):
 def test_a_services_trials_run_under_the_allocator_of_its_machine(name):
     """As jobs there do; what is the service's own stays with it."""
     own = {name: "as here", "AUTOTUNE_TOKEN": "secret", "AUTOTUNE_DATABASE": "postgresql://a:b@c"}
-    kept = driver._environment(own, (), "search", 1)
+    kept = driver.driver_environment(own, (), "search", 1)
     assert kept[name] == "as here"
     assert not {"AUTOTUNE_TOKEN", "AUTOTUNE_DATABASE"} & kept.keys()
 
