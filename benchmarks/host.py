@@ -125,7 +125,7 @@ class Jobs:
     """Runs jobs one after the other, each in a fork of a process that has imported torch."""
 
     def __enter__(self) -> Jobs:
-        command = [sys.executable, str(Path(__file__).with_name("jobs") / "forked_jobs.py")]
+        command = [sys.executable, str(Path(__file__).with_name("forked_jobs.py"))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return self
 

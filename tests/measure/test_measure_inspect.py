@@ -154,7 +154,7 @@ def test_the_optimizer_and_what_it_offers():
 
 def test_loading_that_costs_next_to_nothing_is_not_given_workers():
     """A loader that is 50 times faster than the step on a CPU can win 2 % at most."""
-    assert _rates(lambda task, spec, batch, count: 1000.0, step_samples_per_s=19.0) == {0: 1000.0}
+    assert _rates(lambda task, spec, batch, count: (1000.0, 0), step_samples_per_s=19.0) == {0: 1000.0}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_loading_that_costs_next_to_nothing_is_not_given_workers():
     ],
 )
 def test_worker_counts_are_doubled_until_one_adds_less_than_a_tenth(by_count, tried):
-    assert list(_rates(lambda task, spec, batch, count: by_count[count], step_samples_per_s=1e6)) == tried
+    assert list(_rates(lambda task, spec, batch, count: (by_count[count], 0), step_samples_per_s=1e6)) == tried
 
 
 def _rates(rate, step_samples_per_s):
