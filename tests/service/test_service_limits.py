@@ -50,7 +50,7 @@ def sent_until_closed(connection: socket.socket, most_bytes: int) -> int:
 
 def test_a_head_and_a_body_that_do_not_come_are_not_waited_for(tmp_path, monkeypatch):
     """Nothing, half a head, half of the next one, and of who has a token half a body: the connection is closed."""
-    monkeypatch.setattr(limits, "_HEAD_S", 0.1)
+    monkeypatch.setattr(limits, "_HEAD_S", 0.5)
     monkeypatch.setattr(limits, "_BODY_S", 0.1)
     with served(tmp_path) as (port, token, _, _):
         known = f"Authorization: Bearer {token}\r\nContent-Length: 9\r\n\r\n1".encode()
