@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from autotune.measure import Measurement, MeasureOptions
+from autotune.measure.checks.leak import LeakWatch
 from autotune.measure.life.growth import growth
 from autotune.measure.run import measure
 from autotune.plan import Plan
@@ -60,6 +61,25 @@ def test_fewer_than_thirty_steps_are_no_evidence():
 
 def test_thirty_steps_seen_only_a_few_times_are_no_evidence():
     assert growth([(step, step * MIB) for step in (0, 10, 20, 30)], 32 * KIB) is None
+
+
+class _Grows:
+    """Takes a MiB more at each look."""
+
+    def __init__(self):
+        self._bytes = 0
+
+    def live_bytes(self):
+        self._bytes += MIB
+        return self._bytes
+
+
+def test_a_trial_that_came_to_twenty_steps_is_suspected():
+    watch = LeakWatch(_Grows(), "cpu")
+    for step in range(20):
+        watch.note(step)
+    assert watch.suspected(after=10) == MIB
+    assert not watch.is_decided
 
 
 def test_a_gain_below_the_threshold_is_noise():

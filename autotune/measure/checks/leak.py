@@ -10,6 +10,8 @@ from ..memory import Charge
 from ..steps import Steps
 
 _NUM_STEPS = 30
+_SUSPECTED_SPAN = 15
+"""Steps from which on growth is worth confirming: a short trial on a busy machine comes to no more."""
 _SMALLEST_BYTES = {"cpu": 32 * 1024, "cuda": 4 * 1024}
 """Bytes a step below which growth is noise: resident memory comes in pages and arenas, CUDA's count is exact."""
 
@@ -36,7 +38,9 @@ class LeakWatch:
                 filled stands still for a while: earlier steps count only where those that follow are too few.
         """
         later = [sample for sample in self._samples if sample[0] > after]
-        return growth(later if _is_evidence(later) else self._samples, self._smallest)
+        if _is_evidence(later):
+            return growth(later, self._smallest)
+        return growth(self._samples, self._smallest, span=_SUSPECTED_SPAN)
 
     @property
     def is_decided(self) -> bool:
@@ -63,7 +67,7 @@ class LeakWatch:
             steps.repeat(batch)
             steps.settle()
             self.note(steps.num_steps)
-        return self.suspected()
+        return growth(self._samples, self._smallest)
 
 
 def _is_evidence(samples: Sequence[tuple[int, int]]) -> bool:
