@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fresh_process import in_fresh_process
 from line_task import floats, line, training_of
 from search_tables import measurement
 from torch import nn
@@ -130,10 +131,14 @@ def judging(keeps: bool, num_batches: int | None = None):
     return line(floats(4), batch_size=2, evaluate=evaluate)
 
 
+def each_call_takes_a_second(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EvaluationRecord, "seconds", lambda record: float(record.num_calls))
+
+
 @pytest.fixture
 def by_calls(monkeypatch):
     """Each call of the model takes a second."""
-    monkeypatch.setattr(EvaluationRecord, "seconds", lambda record: float(record.num_calls))
+    each_call_takes_a_second(monkeypatch)
 
 
 def evaluated(task: autotune.Task, most_s: float) -> tuple[Evaluated, Charge]:
@@ -144,15 +149,21 @@ def evaluated(task: autotune.Task, most_s: float) -> tuple[Evaluated, Charge]:
     return found, charge
 
 
-def test_a_real_evaluation_is_seen_in_part_and_extended(by_calls):
+def evaluated_in_part() -> tuple[Evaluated, PhasePeak]:
+    with pytest.MonkeyPatch.context() as patch:
+        each_call_takes_a_second(patch)
+        found, charge = evaluated(judging(keeps=True), most_s=19.5)
+    return found, charge.peak().phases["evaluation"]
+
+
+def test_a_real_evaluation_is_seen_in_part_and_extended():
     """256 KiB of each of 256 batches: 64 MiB. In its time 5 MiB pile up, too little to tell what becomes of them, so it
     has four times as much."""
-    found, charge = evaluated(judging(keeps=True), most_s=19.5)
+    found, row = in_fresh_process(evaluated_in_part)
     assert found.growth is not None
     assert not found.is_whole
     assert (found.growth.all_batches, found.growth.num_batches) == (256, 80)
     assert found.growth.bytes_per_batch == pytest.approx(2**18, rel=0.05)
-    row = charge.peak().phases["evaluation"]
     grows = (256 - found.growth.num_batches) * 2**18
     assert found.needed_bytes == row.process == pytest.approx(found.growth.seen_bytes + grows, rel=0.05)
     assert (row.low or 0) <= row.process <= (row.high or 0)
@@ -237,16 +248,19 @@ def test_what_is_likely_to_take_too_long_is_not_saved(tmp_path):
     assert "saving" not in charge.peak().phases
 
 
-def test_a_save_that_copies_the_weights_takes_them_once_more():
-    """64 MiB of weights, copied: the phase is that much above the one before."""
+def bytes_of_a_copy() -> int:
+    """That a phase takes more than the one after it, if it copies 64 MiB of weights."""
     charge = Charge(torch.device("cpu"))
     weights = torch.ones(64 * MIB // 4)
     charge.enter("saving")
     copied = weights.clone()
     del copied
     charge.enter(None)
-    phases = charge.peak().phases
-    assert phases["saving"].process - charge.phase_bytes() == pytest.approx(64 * MIB, rel=0.1)
+    return charge.peak().phases["saving"].process - charge.phase_bytes()
+
+
+def test_a_save_that_copies_the_weights_takes_them_once_more():
+    assert in_fresh_process(bytes_of_a_copy) == pytest.approx(64 * MIB, rel=0.1)
 
 
 PHASES = {"training": PhasePeak(process=300 * MIB), "saving": PhasePeak(process=420 * MIB)}

@@ -1,11 +1,8 @@
 """Leaks: growth that goes on, told from caches that fill and from noise."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from fresh_process import in_fresh_process
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
@@ -129,31 +126,23 @@ TASKS = {
 }
 
 
-def print_measurement(name):
+def measurement_of(name: str) -> Measurement:
     training = apply(Plan(settings=Settings()), TASKS[name])
     options = MeasureOptions(trial_time_s=30, precision=ANY_PRECISION, parity_batch=8)
-    print(measure(training, TASKS[name], options).model_dump_json())
-
-
-def _measured(name):
-    """In a fresh process, as a trial is: one that has freed much grows into that first."""
-    program = f"import test_measure_leak; test_measure_leak.print_measurement({name!r})"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    return Measurement.model_validate_json(done.stdout)
+    return measure(training, TASKS[name], options)
 
 
 def test_a_task_that_keeps_a_megabyte_each_step_leaks_it():
-    found = _measured("leaking")
+    found = in_fresh_process(measurement_of, "leaking")
     assert abs(found.leak_bytes_per_step / MIB - 1) < 0.1
     assert found.warnings == ()
 
 
 def test_a_dataset_that_keeps_what_it_reads_is_no_leak_but_is_said():
-    found = _measured("caching")
+    found = in_fresh_process(measurement_of, "caching")
     assert found.leak_bytes_per_step is None
     assert any("a dataset that keeps what it has read" in warning for warning in found.warnings)
 
 
 def test_a_plain_task_leaks_nothing():
-    assert _measured("plain").leak_bytes_per_step is None
+    assert in_fresh_process(measurement_of, "plain").leak_bytes_per_step is None
