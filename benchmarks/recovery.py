@@ -31,7 +31,7 @@ from autotune.measure.checks.quality import measure_quality
 from autotune.measure.measurement import QualityOptions
 from autotune.plan import Plan
 from autotune.techniques import Settings
-from autotune.techniques.pruning import Pruning
+from autotune.techniques.models.pruning import Pruning
 from autotune.training.training import Training
 
 from .quality.jobs import JOBS, Job

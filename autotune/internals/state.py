@@ -57,7 +57,9 @@ CACHES: dict[str, Held] = {
     "script/command.py:_check_has_autotune": Held("another Python is asked once", _PROCESS),
     "script/refusal.py:tell_once": Held("said once", _PROCESS),
     "techniques/allocator.py:_of_system": Held("the linker is asked once", _PROCESS),
-    "techniques/optimizer_step.py:_handles": Held("hooks of an earlier plan are taken off", "the parameter is gone"),
+    "techniques/optimizers/optimizer_step.py:_handles": Held(
+        "hooks of an earlier plan are taken off", "the parameter is gone"
+    ),
     "workers/cluster.py:kind_of_devices": Held("a cluster is asked once", _PROCESS),
 }
 """Functions of modules that keep what they returned."""

@@ -15,9 +15,9 @@ from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Facts, LoaderSpec
 from ..techniques.batch import refused_split
+from ..techniques.models.variant import Variant
 from ..techniques.precision import refused
 from ..techniques.support.facts import Lengths, num_processors
-from ..techniques.variant import Variant
 from ..training.apply_plan import build_loader, build_model, reference_batch
 from ..training.fingerprint import identify
 from ..training.out_of_memory import is_out_of_memory

@@ -18,18 +18,18 @@ from .checkpointing import Checkpointing
 from .compile import Compile
 from .data_loading import DataLoading
 from .layers import Layers
-from .low_rank import LowRank
 from .memory_format import MemoryFormat
-from .optimizer import Optimizer
-from .optimizer_state import OptimizerState
-from .optimizer_step import OptimizerStep
+from .models.low_rank import LowRank
+from .models.pruning import Pruning
+from .models.variant import Variant
+from .optimizers.optimizer import Optimizer
+from .optimizers.optimizer_state import OptimizerState
+from .optimizers.optimizer_step import OptimizerStep
 from .parallel import Parallel
 from .precision import Kind, Precision
-from .pruning import Pruning
 from .support.base import Effect, Exactness, LoaderSpec, Program, Stage, Technique
 from .support.environment import joined
 from .support.facts import Device, Facts
-from .variant import Variant
 
 if TYPE_CHECKING:
     from torch import nn

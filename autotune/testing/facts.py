@@ -14,8 +14,8 @@ from ..task import Task
 from ..techniques import Device, Facts
 from ..techniques.allocator import installed_allocators
 from ..techniques.checkpointing import find_blocks
-from ..techniques.optimizer import supported_implementations
-from ..techniques.optimizer_state import OptimizerState
+from ..techniques.optimizers.optimizer import supported_implementations
+from ..techniques.optimizers.optimizer_state import OptimizerState
 from ..training.fingerprint import fingerprint
 from ..units import MIB
 from .zoo import BATCH_SIZE, once_each

@@ -29,11 +29,11 @@ from autotune.searches.options import SearchOptions
 from autotune.searches.requests import Requests, inspect, reference_settings
 from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Settings
-from autotune.techniques.low_rank import LowRank
 from autotune.techniques.memory_format import MemoryFormat
-from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.models.low_rank import LowRank
+from autotune.techniques.models.pruning import Pruning
+from autotune.techniques.optimizers.optimizer import Optimizer
 from autotune.techniques.precision import Precision
-from autotune.techniques.pruning import Pruning
 from autotune.workers import Executor
 
 from ..pairs import compared, taking_turns

@@ -25,7 +25,7 @@ from autotune.searches.store.measurements import Results
 from autotune.task_file import split_source
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch as Micro
-from autotune.techniques.pruning import Pruning
+from autotune.techniques.models.pruning import Pruning
 from autotune.workers import Executor, Failed, MeasureRequest, Outcome, TrialRequest
 from autotune.workers.pool import done
 from autotune.workers.table import Row, TableExecutor

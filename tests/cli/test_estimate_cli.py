@@ -19,8 +19,8 @@ from autotune.results import Combination, WhatToEstimate
 from autotune.techniques import Settings
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
+from autotune.techniques.models.pruning import Pruning
 from autotune.techniques.precision import Precision
-from autotune.techniques.pruning import Pruning
 from autotune.testing.facts import BARE
 from autotune.units import MIB
 from autotune.workers import Crashed, Estimated, Inspected

@@ -25,10 +25,10 @@ from autotune.plan import Budget, Plan, TaskRef
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.layers import Layers
-from autotune.techniques.low_rank import LowRank
+from autotune.techniques.models.low_rank import LowRank
+from autotune.techniques.models.pruning import Pruning
+from autotune.techniques.models.variant import Variant
 from autotune.techniques.precision import Precision
-from autotune.techniques.pruning import Pruning
-from autotune.techniques.variant import Variant
 from autotune.testing.zoo import ZOO
 from autotune.training.fingerprint import identify
 

@@ -38,8 +38,8 @@ from autotune.pruning import groups
 from autotune.task import Task
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.low_rank import LowRank
-from autotune.techniques.pruning import Pruning
+from autotune.techniques.models.low_rank import LowRank
+from autotune.techniques.models.pruning import Pruning
 from autotune.training.apply_pieces import on_two_samples
 from autotune.training.apply_plan import apply
 

@@ -16,9 +16,9 @@ from autotune.measure.timing import loading
 from autotune.task import Task
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.low_rank import LowRank
+from autotune.techniques.models.low_rank import LowRank
+from autotune.techniques.models.pruning import Pruning
 from autotune.techniques.precision import Precision
-from autotune.techniques.pruning import Pruning
 from autotune.testing.zoo import ZOO
 from autotune.training.fingerprint import fingerprint
 

@@ -28,9 +28,9 @@ from autotune.techniques import TECHNIQUES, Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
-from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.models.pruning import Pruning
+from autotune.techniques.optimizers.optimizer import Optimizer
 from autotune.techniques.precision import Precision
-from autotune.techniques.pruning import Pruning
 from autotune.testing.facts import BARE
 from autotune.units import MIB
 from autotune.workers import STOPPED, Crashed, Inspected, NonFinite, OutOfMemory, Profiled, TimedOut

@@ -13,8 +13,8 @@ from autotune.report.show import explain
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.models.pruning import Pruning
 from autotune.techniques.precision import Precision
-from autotune.techniques.pruning import Pruning
 
 SETTINGS = Settings(
     batch=Batch(micro=8, accumulate=2),

@@ -19,7 +19,7 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
-from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.optimizers.optimizer import Optimizer
 from autotune.techniques.parallel import Parallel
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -25,15 +25,15 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
-from autotune.techniques.low_rank import LowRank
 from autotune.techniques.memory_format import MemoryFormat
-from autotune.techniques.optimizer import Optimizer
-from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.models.low_rank import LowRank
+from autotune.techniques.models.pruning import Pruning
+from autotune.techniques.models.variant import Variant
+from autotune.techniques.optimizers.optimizer import Optimizer
+from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.techniques.precision import Precision
-from autotune.techniques.pruning import Pruning
 from autotune.techniques.support.facts import Identity
 from autotune.techniques.support.recomputed import recomputed
-from autotune.techniques.variant import Variant
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

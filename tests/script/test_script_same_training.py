@@ -13,7 +13,7 @@ from autotune.script.refusal import tell_once
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
-from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.optimizers.optimizer import Optimizer
 from autotune.techniques.precision import Precision
 from autotune.training.fingerprint import identify
 

@@ -22,7 +22,7 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
-from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.optimizers.optimizer import Optimizer
 from autotune.techniques.precision import Precision
 from autotune.words import settings_words
 from autotune.workers import Failed, Inspected, InspectRequest, Measured, MeasureRequest

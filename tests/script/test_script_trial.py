@@ -25,7 +25,7 @@ from autotune.script.command import filled, own_batch, placeholders, script_name
 from autotune.searches.requests import failure
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.optimizers.optimizer import Optimizer
 from autotune.workers import (
     STOPPED,
     Crashed,

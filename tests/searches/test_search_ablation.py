@@ -13,7 +13,7 @@ from autotune.searches.events import AblationEnded, Warned
 from autotune.searches.winner.ablation import counterparts
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.workers import Failed, OutOfMemory
 from autotune.workers.table import TableExecutor
 

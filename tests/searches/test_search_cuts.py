@@ -21,10 +21,10 @@ from autotune.searches.options import Drop
 from autotune.searches.winner.nothing_fits import in_words
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.low_rank import LowRank
+from autotune.techniques.models.low_rank import LowRank
+from autotune.techniques.models.pruning import Pruning
 from autotune.techniques.parallel import Parallel
 from autotune.techniques.precision import Precision
-from autotune.techniques.pruning import Pruning
 from autotune.words import settings_words
 from autotune.workers import Crashed, CutsJudged, Failed, JudgeRequest, Outcome
 from autotune.workers.table import TableExecutor

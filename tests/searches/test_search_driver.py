@@ -37,8 +37,8 @@ from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.models.pruning import Pruning
 from autotune.techniques.precision import Precision
-from autotune.techniques.pruning import Pruning
 from autotune.workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut, TrialRequest
 from autotune.workers.table import Row, TableExecutor
 

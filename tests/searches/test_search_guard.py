@@ -15,7 +15,7 @@ from autotune.searches.events import QualityKnown, TrialStarted, Warned
 from autotune.searches.options import Drop
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.pruning import Pruning
+from autotune.techniques.models.pruning import Pruning
 from autotune.workers import Failed, TimedOut
 from autotune.workers.table import Row
 

@@ -13,7 +13,7 @@ from autotune.search_spaces import load_space
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.data_loading import DataLoading
-from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.optimizers.optimizer import Optimizer
 from autotune.techniques.precision import Precision
 from autotune.workers.table import Row
 

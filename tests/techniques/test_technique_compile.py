@@ -30,7 +30,7 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile, _recorded, lacking_compiler
 from autotune.techniques.layers import Layers
-from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.testing.runs import relative_difference, run_applied, run_by_hand, without_dropout
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO

@@ -24,8 +24,8 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
-from autotune.techniques.low_rank import LowRank
-from autotune.techniques.pruning import Pruning
+from autotune.techniques.models.low_rank import LowRank
+from autotune.techniques.models.pruning import Pruning
 from autotune.testing.runs import run_applied
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO

@@ -10,7 +10,7 @@ from line_task import floats, line, training_of
 from search_tables import facts
 
 from autotune.errors import PlanError
-from autotune.techniques.optimizer import Optimizer, implementation_of, supported_implementations
+from autotune.techniques.optimizers.optimizer import Optimizer, implementation_of, supported_implementations
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
 

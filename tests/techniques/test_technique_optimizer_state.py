@@ -17,9 +17,10 @@ from autotune.errors import PlanError
 from autotune.estimates.memory_model import fit_memory_model
 from autotune.estimates.tracing.real_step import fit_probed_model
 from autotune.plan import Plan
-from autotune.techniques import Settings, optimizer_state
-from autotune.techniques.optimizer_state import OptimizerState
-from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques import Settings
+from autotune.techniques.optimizers import optimizer_state
+from autotune.techniques.optimizers.optimizer_state import OptimizerState
+from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.techniques.support import kept_state
 from autotune.techniques.support.saved_state import STORES, empty
 from autotune.testing.techniques import TechniqueContract

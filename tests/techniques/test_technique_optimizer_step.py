@@ -21,7 +21,7 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
-from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.testing.runs import run_applied, without_dropout
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO

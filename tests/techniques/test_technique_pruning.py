@@ -22,9 +22,9 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
-from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.models.pruning import Pruning
+from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.techniques.precision import Precision
-from autotune.techniques.pruning import Pruning
 from autotune.testing.runs import run_applied
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO

@@ -23,8 +23,8 @@ from autotune.plan import Plan, TaskRef
 from autotune.searches.options import Drop
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.pruning import Pruning
-from autotune.techniques.variant import Variant
+from autotune.techniques.models.pruning import Pruning
+from autotune.techniques.models.variant import Variant
 from autotune.testing.models import Mlp
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO

@@ -22,8 +22,8 @@ from autotune.measure.run import measure
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
+from autotune.techniques.models.variant import Variant
 from autotune.techniques.precision import Precision
-from autotune.techniques.variant import Variant
 from autotune.testing.models import Mlp
 from autotune.testing.zoo import ZOO
 from autotune.training.training import Training

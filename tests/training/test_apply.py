@@ -21,7 +21,7 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.memory_format import MemoryFormat
-from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.optimizers.optimizer import Optimizer
 from autotune.techniques.precision import Precision
 from autotune.techniques.support.facts import difference
 from autotune.testing.runs import relative_difference, run_applied, run_by_hand, without_dropout

@@ -16,7 +16,7 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
-from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.optimizers.optimizer import Optimizer
 from autotune.testing.runs import run_applied
 from autotune.testing.zoo import ZOO
 

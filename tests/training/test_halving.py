@@ -17,7 +17,7 @@ from autotune.nested import rows_of
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 
 pytestmark = pytest.mark.usefixtures("one_thread_only")
 

@@ -27,7 +27,7 @@ from autotune.searches.options import Drop
 from autotune.task_file import load_task
 from autotune.techniques import Facts, Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.pruning import Pruning
+from autotune.techniques.models.pruning import Pruning
 from autotune.training.weights import save_kept
 from autotune.workers import CutsJudged, JudgeRequest, Measured, MeasureRequest, Outcome, TrialRequest
 from autotune.workers.table import Row, TableExecutor

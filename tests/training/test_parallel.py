@@ -28,8 +28,8 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile
 from autotune.techniques.layers import Layers
 from autotune.techniques.memory_format import MemoryFormat
-from autotune.techniques.optimizer_state import OptimizerState
-from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.optimizers.optimizer_state import OptimizerState
+from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.techniques.parallel import Parallel
 from autotune.techniques.precision import Precision
 from autotune.testing.techniques import TechniqueContract

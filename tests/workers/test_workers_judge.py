@@ -12,7 +12,7 @@ from autotune.measure.measurement import QualityOptions
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.pruning import Pruning
+from autotune.techniques.models.pruning import Pruning
 from autotune.workers import Crashed, CutsJudged, Failed, InspectRequest, JudgeRequest
 
 TASK = """

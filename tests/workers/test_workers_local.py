@@ -18,7 +18,7 @@ from autotune.pruning import Record
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch
-from autotune.techniques.pruning import Pruning
+from autotune.techniques.models.pruning import Pruning
 from autotune.testing.executors import IsolationContract
 from autotune.workers import Crashed, Failed, Lost, Measured
 from autotune.workers.local import LocalExecutor, LocalSlot

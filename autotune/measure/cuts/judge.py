@@ -18,7 +18,7 @@ from ...plan import Plan
 from ...randomness import Randomness
 from ...task import Task
 from ...techniques import Settings
-from ...techniques.pruning import Pruning
+from ...techniques.models.pruning import Pruning
 from ...training.apply_plan import apply, build_model
 from ...training.training import Training
 from ..checks.distill import build_teacher, distilled

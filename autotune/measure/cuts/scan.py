@@ -17,7 +17,7 @@ from ...plan import Plan
 from ...pruning import Group, How, Record, cut_each, groups, rebuild
 from ...randomness import seed_everything, undisturbed
 from ...task import Task
-from ...techniques.pruning import Pruning
+from ...techniques.models.pruning import Pruning
 from ...training.apply_pieces import on_two_samples
 from ...training.apply_plan import apply, build_model
 from ...training.gradients import divisor

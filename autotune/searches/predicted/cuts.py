@@ -14,8 +14,8 @@ from ...measure.cuts.types import Cuts, JudgedCut, JudgeOptions
 from ...measure.measurement import Quality
 from ...search_spaces import SearchSpace
 from ...techniques import Settings, Technique
-from ...techniques.low_rank import LowRank
-from ...techniques.pruning import Pruning
+from ...techniques.models.low_rank import LowRank
+from ...techniques.models.pruning import Pruning
 from ...words import count, settings_words
 from ...workers import Crashed, CutsJudged, JudgeRequest, Outcome, TimedOut
 from ...workers.trial.traces import first_line

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..errors import PlanError
-from .support.base import Run, Stage
-from .support.facts import Facts
-from .support.lossy import Lossy
+from ...errors import PlanError
+from ..support.base import Run, Stage
+from ..support.facts import Facts
+from ..support.lossy import Lossy
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ..pruning import How, Record
+    from ...pruning import How, Record
 
 _RATIOS = (0.25, 0.5)
 """That are worth trying: less than a fifth saved 1 to 7 % of the time."""
@@ -112,7 +112,7 @@ class Pruning(Lossy):
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
         """What is known without a cut."""
-        from ..pruning import obstacle
+        from ...pruning import obstacle
 
         return {"pruning_obstacle": obstacle(model)}
 
@@ -166,7 +166,7 @@ class Pruning(Lossy):
                 f"{path}: the plan's record of what pruning keeps cannot be read: {error.strerror}. Copy it next to "
                 "the plan, or leave settings.pruning.record out to cut anew."
             ) from None
-        from ..pruning import Record
+        from ...pruning import Record
 
         Record.decompressed(content, self.record, str(path))
         return self.model_copy(update={"kept": base64.b64encode(content).decode()})
@@ -179,7 +179,7 @@ class Pruning(Lossy):
     @property
     def how(self) -> How:
         """What is asked of a cut."""
-        from ..pruning import How
+        from ...pruning import How
 
         asked = (self.ratio, self.criterion, self.scope, self.round_to, self.heads, self.untouchable)
         return How(*asked, ratios=None if self.ratios is None else dict(self.ratios))
@@ -190,7 +190,7 @@ class Pruning(Lossy):
 
     def as_applied(self, model: nn.Module) -> Self:
         """With the record of the cut that was made."""
-        from ..pruning import Record, pruned_by
+        from ...pruning import Record, pruned_by
 
         packed = pruned_by(model) if self.kind != "none" and self.record is None else None
         if packed is None:
@@ -203,7 +203,7 @@ class Pruning(Lossy):
         Raises:
             PlanError: an earlier plan has pruned the model.
         """
-        from ..pruning import check_whole
+        from ...pruning import check_whole
 
         check_whole(model)
         return model
@@ -216,7 +216,7 @@ class Pruning(Lossy):
         """
         if self.kind == "none":
             return model
-        from ..pruning import Record, cut, rebuild
+        from ...pruning import Record, cut, rebuild
 
         if self.record is not None and self.kept is None:
             raise PlanError(

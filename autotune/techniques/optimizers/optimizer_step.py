@@ -6,16 +6,16 @@ import functools
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..errors import PlanError
-from ..units import MIB
-from .support.base import Effect, Stage, Technique
-from .support.facts import Facts
-from .support.kept_state import twin
+from ...errors import PlanError
+from ...units import MIB
+from ..support.base import Effect, Stage, Technique
+from ..support.facts import Facts
+from ..support.kept_state import twin
 
 if TYPE_CHECKING:
     import torch
 
-    from . import Settings
+    from .. import Settings
 
 _CLASSES = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",

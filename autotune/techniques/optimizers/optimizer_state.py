@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..errors import PlanError
-from ..units import MIB
-from .support.base import Effect, Exactness, Stage, Technique
-from .support.facts import Facts
-from .support.kept_state import kept_state_of
-from .support.saved_state import STORES
+from ...errors import PlanError
+from ...units import MIB
+from ..support.base import Effect, Exactness, Stage, Technique
+from ..support.facts import Facts
+from ..support.kept_state import kept_state_of
+from ..support.saved_state import STORES
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from . import Settings
+    from .. import Settings
 
 _STATES: Mapping[str, Mapping[str, int]] = {
     "Adam": {"betas": 2, "amsgrad": 1},

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
-from ..errors import PlanError, TaskError
-from .support.base import Run, Stage
-from .support.facts import Facts
-from .support.lossy import Lossy
+from ...errors import PlanError, TaskError
+from ..support.base import Run, Stage
+from ..support.facts import Facts
+from ..support.lossy import Lossy
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..errors import PlanError
-from .support.base import Run, Stage
-from .support.facts import Facts
-from .support.lossy import Lossy
+from ...errors import PlanError
+from ..support.base import Run, Stage
+from ..support.facts import Facts
+from ..support.lossy import Lossy
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ class LowRank(Lossy):
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
         """How large linear layers are."""
-        from ..pruning import linear_features
+        from ...pruning import linear_features
 
         return {"linear_features": linear_features(model)}
 
@@ -104,7 +104,7 @@ class LowRank(Lossy):
 
     def as_applied(self, model: nn.Module) -> Self:
         """With the ranks that were chosen."""
-        from ..pruning import factorised_by
+        from ...pruning import factorised_by
 
         ranks = factorised_by(model) if self.kind != "none" else None
         return self if ranks is None else self.model_copy(update={"ranks": ranks})
@@ -115,7 +115,7 @@ class LowRank(Lossy):
         Raises:
             PlanError: an earlier plan has factorised the model.
         """
-        from ..pruning import check_not_factorised
+        from ...pruning import check_not_factorised
 
         check_not_factorised(model)
         return model
@@ -128,7 +128,7 @@ class LowRank(Lossy):
         """
         if self.kind == "none":
             return model
-        from ..pruning import Wanted, choose_ranks, factorise
+        from ...pruning import Wanted, choose_ranks, factorise
 
         wanted = Wanted(self.rank_ratio, self.energy, self.least_features, self.untouchable)
         factorise(model, self.ranks if self.ranks is not None else choose_ranks(model, run, wanted))
@@ -144,7 +144,7 @@ class LowRank(Lossy):
         """
         if self.kind == "none":
             return optimizer
-        from ..pruning import is_replaced
+        from ...pruning import is_replaced
 
         if any(is_replaced(parameter) for group in optimizer.param_groups for parameter in group["params"]):
             raise PlanError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..errors import PlanError
-from .support.base import Effect, Program, Stage, Technique
-from .support.facts import Facts
+from ...errors import PlanError
+from ..support.base import Effect, Program, Stage, Technique
+from ..support.facts import Facts
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,1 @@
+"""Techniques that train another model of the job's: smaller ones, and those that the task offers."""

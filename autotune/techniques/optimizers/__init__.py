@@ -1,0 +1,1 @@
+"""Techniques that change how the optimizer updates parameters."""
