@@ -9,7 +9,8 @@ the largest batch that is within it, as far as the one tells that is measured: o
 the bound on the others that is stated, or of the first 64 batches. Then a year of epochs is drawn, each with its own
 place of the longest sample, and a plan is over its budget where any batch is. Of plans of tokens, twelve epochs are cut
 by ``TokenCut``. Bars: 0 over where all lengths are read; where some are, no more than the risks that are stated add up
-to. A job that is over halves its batch: that is ``benchmarks.growing_back``, with lengths that double.
+to, and with a single outlier no more than the chances add up to that it was not read, which are stated too.
+A job that is over halves its batch: that is ``benchmarks.growing_back``, with lengths that double.
 
 Jobs: padded batches of fixed size, and as many tokens as these have where they are largest: peaks of both by their own
 largest batches, and tokens that count (no padding) a second of processor time, which other work on the machine does not
@@ -152,8 +153,10 @@ def of_law(name: str, num_plans: int) -> dict[str, Any]:
             else:
                 row[key] += found
     row["micros"] = {how: statistics.fmean(found) for how, found in row["micros"].items()}
+    row["unseen"] = num_plans * (1 - READ / SAMPLES)
     print(
-        f"{name:28} over: all read {row['all']}/{num_plans}, {READ:,} read {row['some']} (stated {row['risk']:.1f}), "
+        f"{name:28} over: all read {row['all']}/{num_plans}, {READ:,} read {row['some']} (stated {row['risk']:.1f}, of "
+        f"one outlier {row['unseen']:.0f}), "
         f"first {SEEN} batches {row['first']}; tokens {row['tokens']}/"
         f"{row['token_plans']} plans, {row['token_batches']:,} batches; mean batch "
         f"{' '.join(f'{how} {micro:.1f}' for how, micro in row['micros'].items())}",
@@ -228,10 +231,11 @@ def _of_tokens(
 
 def tell_all(rows: list[dict[str, Any]]) -> None:
     """The sums."""
-    total = {key: sum(row[key] for row in rows) for key in ("plans", "all", "some", "risk", "first", "tokens")}
+    total = {key: sum(row[key] for row in rows) for key in ("plans", "all", "some", "first", "tokens")}
+    stated = sum(row["unseen" if row["law"].startswith("one of all") else "risk"] for row in rows)
     print(
         f"{total['plans']:,} plans over their budget: {total['all']} where all lengths are read (bar 0), "
-        f"{total['some']} where {READ:,} of {SAMPLES:,} are (stated {total['risk']:.0f}), {total['first']} by the "
+        f"{total['some']} where {READ:,} of {SAMPLES:,} are (stated {stated:.0f}), {total['first']} by the "
         f"largest of {SEEN} batches; {total['tokens']} of tokens (bar 0)"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..ranks import ALONE, Ranks
@@ -10,12 +11,15 @@ from ..techniques.batch import Batch
 from .cut import Cut
 from .positions import Position
 
+_MICRO_BATCHES_IN_TOKENS = 8
+"""Micro-batches that cost, by being made, what computing all the tokens of one does."""
+
 
 class TokenCut(Cut):
     """Cuts each effective batch of a sampler by length: an optimizer step sees the samples that it would see otherwise,
     the longest of them first.
 
-    Of several ranks all have as many micro-batches in a step; samples that are fewer than the ranks are left out.
+    Of several ranks all have as many micro-batches in a step; samples that are too few for that are left out.
     """
 
     def __init__(
@@ -35,7 +39,7 @@ class TokenCut(Cut):
 
     def _cut(self, step: list[int], place: Iterator[int]) -> Iterator[tuple[list[int], Position]]:
         rank, size, _ = self._ranks
-        groups = even_groups(grouped(step, self._lengths, self._tokens), size)
+        groups = even_groups(grouped(step, self._lengths, self._tokens), self._lengths, self._tokens, size)
         seen, mine = sum(map(len, groups)), groups[rank::size]
         for number, group in enumerate(mine, 1):
             yield group, Position(len(group), number == len(mine), place=next(place), step_samples=seen)
@@ -48,33 +52,54 @@ class TokenCut(Cut):
 
 
 def grouped(samples: Sequence[int], lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """The samples, longest first, in the fewest groups of at most so many tokens: the longest of a group times its
-    number. A sample that is longer by itself is a group of its own."""
+    """The samples, longest first, cut where least is computed: a group takes its longest sample times its number, which
+    is at most so many tokens, and an eighth of these for being one more. A sample that is longer by itself is a group
+    of its own."""
     ranked = sorted(samples, key=lambda sample: -lengths[sample])  # stable: equal lengths stay in their order
-    groups, start = [], 0
-    while start < len(ranked):
-        stop = start + max(1, tokens // max(1, lengths[ranked[start]]))
-        groups.append(ranked[start:stop])
-        start = stop
-    return groups
+    own = tokens / _MICRO_BATCHES_IN_TOKENS
+    least, starts = [0.0], [0]
+    """Of the first so many: what they take, and where their last group starts."""
+    for stop in range(1, len(ranked) + 1):
+        found: list[tuple[float, int]] = []
+        for start in reversed(range(stop)):
+            size = max(1, lengths[ranked[start]]) * (stop - start)
+            if size > tokens and found:
+                break
+            found.append((least[start] + size + own, start))
+        taken, start = min(found)
+        least.append(taken)
+        starts.append(start)
+    groups, stop = [], len(ranked)
+    while stop:
+        groups.append(ranked[starts[stop] : stop])
+        stop = starts[stop]
+    return groups[::-1]
 
 
-def even_groups(groups: list[list[int]], size: int) -> list[list[int]]:
-    """A multiple of ``size`` groups: those with most samples are halved; none where samples are fewer."""
+def even_groups(groups: list[list[int]], lengths: Sequence[int], tokens: int, size: int) -> list[list[int]]:
+    """A multiple of ``size`` groups: those with most samples are halved. Where samples are too few for that, groups are
+    joined as far as they are of at most so many tokens, and what is left over then is left out."""
     groups = list(groups)
+    if sum(map(len, groups)) >= len(groups) + -len(groups) % size:
+        while len(groups) % size:
+            most = max(range(len(groups)), key=lambda number: len(groups[number]))
+            half = -(-len(groups[most]) // 2)
+            groups[most : most + 1] = [groups[most][:half], groups[most][half:]]
+        return groups
     while len(groups) % size:
-        most = max(range(len(groups)), key=lambda number: len(groups[number]))
-        group = groups[most]
-        if len(group) == 1:
+        joined = [left + right for left, right in pairwise(groups)]
+        takes = [lengths[group[0]] * len(group) for group in joined]
+        if not takes or min(takes) > tokens:
             return groups[: len(groups) // size * size]
-        half = -(-len(group) // 2)
-        groups[most : most + 1] = [group[:half], group[half:]]
+        least = takes.index(min(takes))
+        groups[least : least + 2] = [joined[least]]
     return groups
 
 
 def extremes(lengths: Sequence[int], batch: Batch) -> list[list[int]]:
-    """The micro-batches of a :class:`TokenCut` that may take most memory, whatever the order of samples: the largest by
-    samples, by tokens, and by tokens times length, the longest first.
+    """No micro-batch of a :class:`TokenCut` takes more memory than these, whatever the order of samples: the largest by
+    samples, by tokens, and by tokens times length, the longest first. They are samples that follow each other by
+    length, which a step that has them leaves together where they are about as long.
 
     Memory that grows with each of these, as that of layers and of attention does, is largest at one of them or close to
     it.

@@ -219,3 +219,5 @@ def test_words_say_what_was_done():
     sampled = Longest(read=7, samples=9, stretch=1.5, risk=0.05).words()
     assert "7 samples of 9" in sampled
     assert "1.50 times as long: a chance of 5.0% that another is longer" in sampled
+    assert "of 22.2% that one unlike them all was not read" in sampled
+    assert "not read" not in Longest(read=9, samples=9, risk=0.05).words()

@@ -74,10 +74,16 @@ class Longest(_Frozen):
         if not self.risk:
             return f"the largest batch that {self.samples:,} samples, whose lengths were all read, can make"
         times = f", {self.stretch:.2f} times as long" if self.stretch > 1 else ""
+        alone = f"; of {self.unseen:.1%} that one unlike them all was not read" if self.unseen else ""
         return (
             f"the largest batch of {self.read:,} samples of {self.samples:,}, whose lengths were read{times}: a chance "
-            f"of {self.risk:.1%} that another is longer, if they are of one law"
+            f"of {self.risk:.1%} that another is longer, if they are of one law{alone}"
         )
+
+    @property
+    def unseen(self) -> float:
+        """The chance that a given sample was not read."""
+        return 1 - self.read / self.samples
 
 
 class Lengths(Longest):
