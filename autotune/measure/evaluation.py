@@ -6,6 +6,7 @@ import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -25,7 +26,7 @@ from .checks.quality import call_evaluate, evaluation_context
 from .life.batches import PATIENCE, Batches
 from .life.growth import Pile, Witness
 from .measurement import Evaluated, EvaluationOptions, Growth, MeasureOptions
-from .memory import Charge
+from .memory import LOOKS_S, Charge
 from .timing.compile_time import CompileTime
 
 _LEAVES = 0.5
@@ -230,7 +231,7 @@ class _Watch:
     def __init__(
         self, options: EvaluationOptions, charge: Charge, budget: Budget | None, record: EvaluationRecord
     ) -> None:
-        self.pile = Batches(Pile(charge.witness(), charge.phase_bytes), charge.taken)
+        self.pile = Batches(Pile(charge.witness(), partial(charge.phase_bytes, LOOKS_S)), charge.taken)
         self._options, self._charge, self._budget, self._record = options, charge, budget, record
         self._stop, self._high_bytes, self._is_over, self._is_told = _Stop(), 0, False, False
 
@@ -264,7 +265,7 @@ class _Watch:
 
     def _look(self, inputs: Any) -> None:
         self.pile.called()
-        self._charge.sample_descendants(every_s=1.0)
+        self._charge.sample_descendants(LOOKS_S)
         if (high_bytes := self._charge.high_water_bytes()) > self._high_bytes:
             self._high_bytes, self._is_over = high_bytes, self._charge.exceeds(self._budget)
         is_late = self._had() > 2 * PATIENCE

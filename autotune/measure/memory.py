@@ -40,6 +40,10 @@ _PAGES_BYTES, _FEWEST_PAGES = 64 * 1024, 12
 """The same where it is seen in whole pages, which an allocator keeps and gives back."""
 
 
+LOOKS_S = 1.0
+"""Seconds between two looks at loader workers while memory is watched: each takes some ms for every one of them."""
+
+
 def of_others() -> Iterator[str]:
     """Said where others on the device took memory or gave some back, and the driver does not show whose is whose."""
     if torch.cuda.is_initialized() and (changed := changed_by_others()):  # type: ignore[no-untyped-call]
@@ -110,7 +114,8 @@ class Charge:
         """Whether that is the device's memory."""
         self._base = base
         self._largest: dict[str, Any] = {"largest_of": largest_of, "longest": longest}
-        self._descendants_bytes = 0
+        self._descendants_bytes = self._now_bytes = 0
+        """What they took at most, and at the last look."""
         self._sampled_s = -math.inf
         self._phases: dict[PhaseName, PhasePeak] = {}
         self.phase: PhaseName | None = "training"
@@ -124,7 +129,8 @@ class Charge:
         if time.monotonic() - self._sampled_s < every_s:
             return
         self._sampled_s = time.monotonic()
-        self._descendants_bytes = max(self._descendants_bytes, beside_bytes())
+        self._now_bytes = beside_bytes()
+        self._descendants_bytes = max(self._descendants_bytes, self._now_bytes)
 
     def enter(self, phase: PhaseName | None) -> None:
         """Another phase of the job's life begins: what it takes is told apart from what was before. Training that goes
@@ -170,11 +176,13 @@ class Charge:
         before = count_anew() or peak_since_bytes()
         return lambda: max(peak_since_bytes() - before, 0)
 
-    def phase_bytes(self) -> int:
-        """The most that the process was charged since the phase began."""
+    def phase_bytes(self, every_s: float = 0.0) -> int:
+        """The most that the process was charged since the phase began, with descendants as they were less than
+        ``every_s`` ago."""
         if self.is_cuda:
             return torch.cuda.max_memory_reserved() + context_bytes()
-        return peak_since_bytes() + unmapped_files_bytes() + beside_bytes()
+        self.sample_descendants(every_s)
+        return peak_since_bytes() + unmapped_files_bytes() + self._now_bytes
 
     def _note(self, phase: PhaseName | None) -> None:
         if phase is None:

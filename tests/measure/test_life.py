@@ -169,8 +169,8 @@ def test_a_real_evaluation_is_seen_in_part_and_extended():
     assert (row.low or 0) <= row.process <= (row.high or 0)
 
 
-def test_a_whole_evaluation_is_what_was_measured():
-    found, charge = evaluated(judging(keeps=True), most_s=60.0)
+def test_a_whole_evaluation_is_what_was_measured(by_calls):
+    found, charge = evaluated(judging(keeps=True), most_s=1000.0)
     assert found.is_whole
     assert found.growth is not None
     assert found.growth.whole_bytes is None
@@ -202,7 +202,7 @@ def test_an_evaluation_that_never_ends_is_stopped_and_told(by_calls):
     kept.clear()
 
 
-def test_what_an_evaluation_leaves_behind_is_told_where_the_next_adds_to_it():
+def test_what_an_evaluation_leaves_behind_is_told_where_the_next_adds_to_it(by_calls):
     """A list that is never cleared: 64 MiB of each evaluation."""
     log = []
 
@@ -212,10 +212,10 @@ def test_what_an_evaluation_leaves_behind_is_told_where_the_next_adds_to_it():
             log.append(torch.zeros(2**16))
         return 0.0
 
-    found, _ = evaluated(line(floats(4), batch_size=2, evaluate=evaluate), most_s=60.0)
+    found, _ = evaluated(line(floats(4), batch_size=2, evaluate=evaluate), most_s=1000.0)
     assert found.kept_bytes == pytest.approx(64 * MIB, rel=0.05)
     log.clear()
-    found, _ = evaluated(judging(keeps=True), most_s=60.0)
+    found, _ = evaluated(judging(keeps=True), most_s=1000.0)
     assert found.kept_bytes is None
 
 

@@ -32,6 +32,11 @@ from .patches import patch
 
 _MOST_PASSES = 100
 """Backward passes after which there is an optimizer, if a script trains by one."""
+_CHECKPOINTS = {
+    "safetensors.torch": (("serialize_file",), ("load_file",)),
+    "torch.distributed.checkpoint": (("save", "async_save"), ("load",)),
+}
+"""Modules beside torch's own: what saves in them, and what loads."""
 _OF_TORCH = "Have one of these change the parameters: a class of your own may inherit torch.optim.Optimizer."
 
 
@@ -88,15 +93,15 @@ class ScriptHooks:
                 patch(torch, "save", self._around_save),
                 patch(torch, "load", self._around_load),
             ]
-            when_imported("safetensors.torch", self._watch_safetensors)
+            for module in _CHECKPOINTS:
+                when_imported(module, functools.partial(self._watch_checkpoints, module))
         self._stops_listening = patch(torch.autocast, "__enter__", self._note_autocast)
         self._look()
 
-    def _watch_safetensors(self) -> None:
-        tensors = sys.modules["safetensors.torch"]
-        for name, around in (("serialize_file", self._around_save), ("load_file", self._around_load)):
-            if hasattr(tensors, name):
-                self._taken_off.append(patch(tensors, name, around))
+    def _watch_checkpoints(self, module: str) -> None:
+        found, (saves, loads) = sys.modules[module], _CHECKPOINTS[module]
+        for names, around in ((saves, self._around_save), (loads, self._around_load)):
+            self._taken_off += [patch(found, name, around) for name in names if hasattr(found, name)]
 
     def _around_save(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self.observer is None or self._is_applying:
@@ -105,7 +110,7 @@ class ScriptHooks:
 
     def _around_load(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self.observer is not None and not self._is_applying and not self.has_stepped:
-            self.observer.loads(args[0] if args else None)
+            self.observer.loads(kwargs.get("checkpoint_id", args[0] if args else None))
         return original(*args, **kwargs)
 
     def _look(self) -> None:

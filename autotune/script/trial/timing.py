@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import perf_counter, process_time
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ from ...measure.evaluation import EvaluationRecord
 from ...measure.life.batches import Batches
 from ...measure.life.growth import Pile
 from ...measure.measurement import NO_EVALUATION, NUM_STEPS, Evaluated, Measurement, Parity
-from ...measure.memory import Charge, of_others
+from ...measure.memory import LOOKS_S, Charge, of_others
 from ...measure.timing.compile_time import CompileTime
 from ...measure.timing.engine import Reading, Timing, WarmUp
 from ...measure.timing.moments import DeviceClock, moment
@@ -352,7 +353,9 @@ class _Evaluations:
         """The model evaluates so many samples."""
         if self._record is None:
             self._record = EvaluationRecord(self._device, self._compile_time)
-            self._batches = Batches(Pile(self._charge.witness(), self._charge.phase_bytes), self._charge.taken)
+            self._batches = Batches(
+                Pile(self._charge.witness(), partial(self._charge.phase_bytes, LOOKS_S)), self._charge.taken
+            )
             for iterator in self._drawn_before:
                 self._batches.drawn(iterator)
             self._drawn_before.clear()
