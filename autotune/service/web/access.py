@@ -110,7 +110,7 @@ async def let_in(request: Request, role: Role) -> Caller:
     if caller is None:
         request.state.caller = caller = await access.find(request)
         if (connection := getattr(request.state, "connection", None)) is not None:
-            connection.is_let_in = True
+            connection.let_in()
     if caller.role < role:
         raise Problem(403, f"the role {role.name} is needed, and this token has the role {caller.role.name}.")
     return caller

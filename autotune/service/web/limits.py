@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import resource
@@ -30,7 +29,6 @@ _MOST_STRANGERS = 200
 _MOST_CONNECTIONS = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] % 2**20 or 2**20) * 3 // 4
 """Of the files that the process may open; the others are for the database and for drivers."""
 _TELL_S = 60.0
-_NUMBERS = itertools.count()
 
 
 class RequestLimit:
@@ -95,19 +93,24 @@ class BoundedProtocol(HttpToolsProtocol):
     _num_received = _num_body = _num_unread = 0
     _deadline: TimerHandle | None = None
     _told_at = -math.inf
-    is_let_in = False
-    """Whether a token came by it."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head."""
         super().connection_made(transport)
-        self._number = next(_NUMBERS)
+        self._strangers: dict[BoundedProtocol, None] = vars(self.server_state).setdefault("strangers", {})
+        """Of this server, those by which no token came yet, the oldest first."""
+        self._strangers[self] = None
         self._wait(_HEAD_S)
-        if len(self.connections) > _MOST_STRANGERS:
+        if len(self._strangers) > _MOST_STRANGERS or len(self.connections) > _MOST_CONNECTIONS:
             self._make_room()
+
+    def let_in(self) -> None:
+        """A token came by it."""
+        self._strangers.pop(self, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
+        self._strangers.pop(self, None)
         self._wait(None)
         super().connection_lost(exc)
 
@@ -161,11 +164,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _make_room(self) -> None:
         """Of too many connections, close the oldest by which no token came."""
-        there = [each for each in self.connections if isinstance(each, BoundedProtocol)]
-        there = [each for each in there if not each.transport.is_closing()]
-        strangers = [each for each in there if not each.is_let_in]
-        if len(strangers) > _MOST_STRANGERS or len(there) > _MOST_CONNECTIONS:
-            min(strangers, key=lambda each: each._number).transport.close()
-            if self.loop.time() - BoundedProtocol._told_at > _TELL_S:
-                BoundedProtocol._told_at = self.loop.time()
-                _LOG.warning("%d connections, %d without a token: the oldest are closed", len(there), len(strangers))
+        num, oldest = len(self._strangers), next(iter(self._strangers))
+        oldest.let_go()
+        if self.loop.time() - BoundedProtocol._told_at > _TELL_S:
+            BoundedProtocol._told_at = self.loop.time()
+            _LOG.warning("%d connections, %d without a token: the oldest are closed", len(self.connections), num)
+
+    def let_go(self) -> None:
+        """Close it, to make room for others."""
+        self._strangers.pop(self, None)
+        self.transport.close()
