@@ -52,10 +52,7 @@ def answer_problems(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     async def refused(request: Request, problem: Problem) -> JSONResponse:
-        response = _answer(problem.status, problem.detail, **problem.more)
-        if problem.status == 429:
-            response.headers["Retry-After"] = str(problem.more["retry_after"])
-        return response
+        return answer_of(problem)
 
     @app.exception_handler(HTTPException)
     async def of_starlette(request: Request, error: HTTPException) -> JSONResponse:
@@ -82,6 +79,14 @@ def answer_problems(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> JSONResponse:
         return _answer(500, "This is a bug in autotune. The server's log has what is known of it.")
+
+
+def answer_of(problem: Problem) -> JSONResponse:
+    """A refusal."""
+    response = _answer(problem.status, problem.detail, **problem.more)
+    if problem.status == 429:
+        response.headers["Retry-After"] = str(problem.more["retry_after"])
+    return response
 
 
 def _answer(status: int, detail: str, **more: Any) -> JSONResponse:

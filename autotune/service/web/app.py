@@ -17,7 +17,7 @@ from ..estimator import Estimator
 from ..problems import Problem
 from ..service import Service, forget_old
 from ..store.database import words_of
-from .access import Access, Reader
+from .access import Access, Reader, RefuseStreams
 from .answers import answer_problems, refusals
 from .following import Reads
 from .limits import RequestLimit
@@ -70,7 +70,7 @@ def make_app(
         redoc_url=None,
         lifespan=lifespan,
         max_body_size=_MOST_BODY_BYTES,
-        telemetry={"tracing": False},
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.service = service
     app.state.estimator = Estimator(service.places, service.runner.options)
@@ -83,6 +83,7 @@ def make_app(
     app.include_router(PREDICT)
     app.include_router(PAGE)
 
+    app.add_middleware(RefuseStreams)
     app.add_middleware(Observe, metrics=metrics)
     if behind is not None:
         app.add_middleware(BehindProxy, proxy=behind)

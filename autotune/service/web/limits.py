@@ -67,6 +67,14 @@ class StreamLimit:
         self._most = most
         self._open: Counter[str] = Counter()
 
+    def refusal(self, who: str) -> Problem | None:
+        """Of another stream; None where there is room."""
+        if self._open[who] < self._most:
+            return None
+        return Problem(
+            429, f"this token has {self._most} event streams, the most that may be open. Close one.", retry_after=5
+        )
+
     @contextmanager
     def held(self, who: str) -> Iterator[None]:
         """While a stream is open.
@@ -74,10 +82,8 @@ class StreamLimit:
         Raises:
             Problem: 429, there are too many.
         """
-        if self._open[who] >= self._most:
-            raise Problem(
-                429, f"this token has {self._most} event streams, the most that may be open. Close one.", retry_after=5
-            )
+        if (refusal := self.refusal(who)) is not None:
+            raise refusal
         self._open[who] += 1
         try:
             yield

@@ -23,7 +23,7 @@ from ..spec import MOST_TRIALS, SearchSpec
 from ..store.searches import CancelMode, Search, no_search
 from ..store.states import TERMINAL, State
 from ..store.tokens import LONGEST_NAME, NAME, Role, RoleName, TokenRow, expiry_s
-from .access import Admin, GuardedRoute, Reader, Submitter, let_in
+from .access import Admin, GuardedRoute, Reader, Submitter, let_in, wants_stream
 from .answers import refusals
 from .following import stream
 
@@ -301,7 +301,7 @@ async def get_events(
         if not last_event_id.isascii() or not last_event_id.isdigit():
             raise Problem(422, "Last-Event-ID: the number of an event was expected.")
         after = min(int(last_event_id), 2**31 - 1)
-    if "text/event-stream" in request.headers.get("accept", ""):
+    if wants_stream(request.headers):
         return await stream(request, service, search_id, after)
     events, _ = await run_in_threadpool(service.searches.events, search_id, after)
     return JSONResponse([vars(event) for event in events])
