@@ -186,6 +186,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
     support = (f"techniques.support.{name}" for name in ("base", "lossy", "facts"))
     recomputed = "autotune.techniques.support.recomputed"
     kept, saved, bits = (f"autotune.techniques.support.{name}" for name in ("kept_state", "saved_state", "few_bits"))
+    rows, apart = (f"autotune.techniques.support.{name}" for name in ("rows", "apart"))
     below = ("internals.fake_tensors", "errors", "units")
     allowed = {f"autotune.{name}" for name in (*support, "techniques.Settings", *below)}
     for path in (PACKAGE / "techniques").rglob("[a-z]*.py"):
@@ -198,7 +199,10 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "compile": [recomputed],
             "optimizer_state": [kept, saved],
             "optimizer_step": [kept],
-            "kept_state": [saved, bits],
+            "sparse_gradients": [rows],
+            "lazy_adam": [rows],
+            "rows": [apart],
+            "kept_state": [apart, saved, bits],
             "saved_state": [bits],
             "parallel": ["autotune.techniques.support.replica"],
             "precision": ["autotune.techniques.support.tf32"],

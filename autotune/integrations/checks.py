@@ -51,7 +51,8 @@ def refuse_other_models(plan: Plan, *, is_first: bool = False) -> None:
         PlanError: a row of the plan takes parameters away, or builds another model.
     """
     for row in plan.settings.chosen():
-        if "function" in row.affects and not (is_first and row.stage > Stage.MODEL):
+        is_other = "function" in row.affects and row.stage <= Stage.LOW_RANK
+        if is_other and not (is_first and row.stage > Stage.MODEL):
             raise PlanError(
                 f"settings.{row.name}: it makes another model of the job's, which must be there before anything else "
                 f"is built from it; but got {row.describe()}. Train it by autotune.apply, or leave that row out."

@@ -117,6 +117,7 @@ MARKS: dict[str, Held] = {
     "_autotune_plan": Held("on a loader that goes to accelerator.prepare", "the loader is gone"),
     "_autotune_pruning": Held("on a model: the channels cut", "the model is gone"),
     "_autotune_row": Held("on a loader: the row for its first epoch", "the loader is gone"),
+    "_autotune_rows": Held("on an embedding: a plan has its gradients sparse", "a next plan is applied"),
     "_autotune_samples": Held("on the same cache", "it is gone"),
     "_autotune_schedule": Held("on an optimizer of Lightning's: its schedule by steps", "the optimizer is gone"),
     "_autotune_site": Held("on a converted module: who else keeps its tensors, and what it computes", "restore"),

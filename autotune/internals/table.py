@@ -162,6 +162,8 @@ FEATURES: tuple[Feature, ...] = (
             "torch._C._storage_Use_Count",
             "torch.Tensor._use_count",
             "torch.amp.GradScaler.__init__:_per_optimizer_states",
+            f"{_ATEN}._coalesce",
+            f"{_ATEN}._sparse_coo_tensor_with_dims_and_tensors",
             f"{_ATEN}._unsafe_view",
             f"{_ATEN}._local_scalar_dense",
             f"{_ATEN}._fused_sdp_choice",

@@ -22,9 +22,11 @@ from .memory_format import MemoryFormat
 from .models.low_rank import LowRank
 from .models.pruning import Pruning
 from .models.variant import Variant
+from .optimizers.lazy_adam import LazyAdam
 from .optimizers.optimizer import Optimizer
 from .optimizers.optimizer_state import OptimizerState
 from .optimizers.optimizer_step import OptimizerStep
+from .optimizers.sparse_gradients import SparseGradients
 from .parallel import Parallel
 from .precision import Kind, Precision
 from .support.base import Effect, Exactness, LoaderSpec, Program, Stage, Technique
@@ -67,6 +69,8 @@ class Settings(BaseModel):
     optimizer: Optimizer = Optimizer()
     optimizer_state: OptimizerState = OptimizerState()
     optimizer_step: OptimizerStep = OptimizerStep()
+    sparse_gradients: SparseGradients = SparseGradients()
+    lazy_adam: LazyAdam = LazyAdam()
     allocator: Allocator = Allocator()
 
     def techniques(self) -> Iterator[Technique]:

@@ -16,6 +16,7 @@ from ..techniques.allocator import installed_allocators
 from ..techniques.checkpointing import find_blocks
 from ..techniques.optimizers.optimizer import supported_implementations
 from ..techniques.optimizers.optimizer_state import OptimizerState
+from ..techniques.optimizers.sparse_gradients import SparseGradients
 from ..training.fingerprint import fingerprint
 from ..units import MIB
 from .zoo import BATCH_SIZE, once_each
@@ -84,6 +85,7 @@ def facts_of(task: Task) -> Facts:
         "optimizer": type(optimizer).__name__,
         "optimizer_implementations": supported_implementations(optimizer),
         **OptimizerState.facts_of(model, optimizer, "cpu"),
+        **SparseGradients.facts_of(model, optimizer, "cpu"),
         "allocators": installed_allocators(),
     }
     return BARE.model_copy(update=known)

@@ -112,7 +112,7 @@ def without_dropout(task: Task) -> Task:
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {name: p.grad.detach().clone().to_dense() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

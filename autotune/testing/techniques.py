@@ -212,4 +212,4 @@ def _loss_and_backward(task: Task, model: nn.Module, batch: Any) -> torch.Tensor
 def _equal_gradients(one: nn.Parameter, other: nn.Parameter) -> bool:
     if one.grad is None or other.grad is None:
         return one.grad is other.grad
-    return torch.equal(one.grad, other.grad) and one.grad is not other.grad
+    return torch.equal(one.grad.to_dense(), other.grad.to_dense()) and one.grad is not other.grad

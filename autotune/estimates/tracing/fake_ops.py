@@ -25,6 +25,7 @@ from .grad_accumulation import ADD, SCATTERS, Accumulation
 from .known_values import dispatch, known_values
 from .meta_fixes import correction_of
 from .recurrent import RECURRENT_LAYER, reserve_bytes, workspace_bytes
+from .sparse_ops import SPARSE, answer_of
 
 Target = Literal["cpu", "cuda"]
 """The device that is planned for."""
@@ -144,6 +145,11 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with unset_fake_temporarily():
                 args, kwargs = tree_map_only(Tensor, _empty_like, (args, kwargs))
                 return func(*args, **kwargs)
+        if func in SPARSE:
+            with self._fakes:
+                answer = answer_of(func, args)
+            if answer is not None:
+                return answer
         if func is ADD and self._accumulation.is_in_place(args, kwargs):
             return args[0]
         if func in SCATTERS and self._accumulation.is_into_its_own(args):

@@ -74,7 +74,8 @@ class Accumulation:
         if node is not self._node:
             self._node, self._made = node, set()
         if node is not None:
-            self._made.update(one.untyped_storage()._cdata for one in tensors_of(results))
+            dense = (one for one in tensors_of(results) if one.layout is torch.strided)
+            self._made.update(one.untyped_storage()._cdata for one in dense)
 
 
 def _gives_twice(node: Any) -> bool:

@@ -227,6 +227,12 @@ class Facts(_Frozen):
     """The one of them that the user's own takes; None where its groups differ."""
     optimizer_states: int = 0
     """Tensors of a parameter's size that it keeps for each parameter, as far as its class is known."""
+    moves_rows: str | None = None
+    """Why it also moves what has a gradient of 0, in words; None where it does not."""
+    table_numbers: int = 0
+    """Numbers in tables of embeddings whose gradient could be sparse."""
+    no_table: str | None = None
+    """Why there are none of these, in words."""
     allocators: tuple[str, ...]
     """Of ``tcmalloc``, ``jemalloc``: what is installed where trials run."""
     no_compiler: str | None = None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import weakref
-from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from .apart import step_of, update_apart, update_together
 from .few_bits import Store
 from .saved_state import Saved, empty, joined, split
 
@@ -24,16 +23,13 @@ _NOISE = 2**16
 """By how many numbers the noise of one step may be shifted against that of another."""
 _TIMES = "times_written"
 """Beside a parameter's state: how often it was, by which the noise goes."""
-_OF_A_SCALER = ("grad_scale", "found_inf")
-"""What torch.amp.GradScaler gives an optimizer for the time of a step."""
 
 
 class KeptState:
     """Keeps the state of an optimizer's larger parameters in a store.
 
-    The optimizer stays the object that schedulers, checkpoints and hooks know. Where its ``step`` gathers the
-    parameters of a group (``_init_group``), those that are kept so are updated by its own class, a piece at a time, and
-    left out. Every update of these classes is of each element by itself.
+    Those are updated by the optimizer's own class, a piece at a time: every update of these classes is of each element
+    by itself.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -49,7 +45,7 @@ class KeptState:
         self.store, self._noise = store, None
         num_elements = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
         self._piece = max(LEAST_PIECE, min(2 ** (num_elements // _NUM_PIECES).bit_length(), _MOST_PIECE))
-        optimizer.__dict__.pop("_init_group", None)
+        update_together(optimizer)
         if store is not None:
             self.put_on(optimizer, optimizer)
         for parameter, row in optimizer.state.items():
@@ -58,24 +54,10 @@ class KeptState:
 
     def put_on(self, optimizer: torch.optim.Optimizer, owner: torch.optim.Optimizer) -> None:
         """Have an optimizer update what its owner's store keeps: the owner itself, or a copy that shares its state."""
-        gather = type(optimizer)._init_group  # type: ignore[attr-defined]
-        alone, mine, owners = copy.copy(owner), weakref.ref(optimizer), weakref.ref(owner)
+        update_apart(optimizer, owner, self._takes, self._updated)
 
-        def gathered(group: dict[str, Any], *lists: Any) -> Any:
-            optimizer = mine()
-            assert optimizer is not None, "it is stepped now"
-            for name in _OF_A_SCALER:
-                setattr(alone, name, getattr(owners(), name, None))
-            others = []
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if not self._keeps(parameter) or (gradient is not None and gradient.is_sparse):
-                    others.append(parameter)
-                elif gradient is not None:
-                    optimizer.state[parameter] = self._updated(alone, group, parameter, optimizer.state[parameter])
-            return gather(optimizer, {**group, "params": others}, *lists)
-
-        optimizer._init_group = gathered  # type: ignore[attr-defined]
+    def _takes(self, parameter: Tensor) -> bool:
+        return self._keeps(parameter) and (parameter.grad is None or not parameter.grad.is_sparse)
 
     def _keeps(self, parameter: Tensor) -> bool:
         """Whether the store has a parameter's state."""
@@ -85,7 +67,7 @@ class KeptState:
         return self.store is not None and is_large and _is_dense(parameter)
 
     def _updated(
-        self, alone: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor, row: Any
+        self, alone: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor, row: dict[str, Any]
     ) -> dict[str, Any]:
         """Update a parameter, piece by piece; its state after that."""
         import torch
@@ -105,14 +87,11 @@ class KeptState:
                 name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in before.items()
             }
             state |= {name: one.read(start, start + piece.numel()) for name, one in known.items()}
-            alone.state, alone.param_groups = defaultdict(dict, {piece: state}), [{**group, "params": [piece]}]
-            _step(alone)
-            after = dict(alone.state[piece])
+            after = step_of(alone, group, piece, state)
             for name in [name for name, value in after.items() if getattr(value, "shape", None) == piece.shape]:
                 if name not in kept:
                     kept[name] = empty(name, self.store, parameter)
                 kept[name].write(start, after.pop(name), self._noise_of(times, piece))
-        alone.state, alone.param_groups = defaultdict(dict), []
         return joined(kept, {**after, _TIMES: times + 1})
 
     def _noise_of(self, times: int, like: Tensor) -> Tensor:
@@ -179,12 +158,6 @@ def twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     if kept is not None and kept.store is not None:
         kept.put_on(alone, optimizer)
     return alone
-
-
-def _step(optimizer: torch.optim.Optimizer) -> None:
-    """A step that hooks of every optimizer's steps are not told of."""
-    step = type(optimizer).step
-    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)  # type: ignore[attr-defined]
 
 
 def _flat(tensor: Tensor) -> Tensor:
