@@ -13,7 +13,7 @@ from ...workers import Failed, Inspected, Measured, Outcome
 from ...workers.trial.folder import TrialFolder
 
 if TYPE_CHECKING:
-    from ...measure.memory import LOOKS_S, Charge
+    from ...measure.memory import Charge
 
 _PATIENCE_S = 30.0
 """How long the first waits for the others' peaks, once it has come to the last step itself."""
@@ -71,7 +71,7 @@ class Several:
             if self._num_steps >= self._folder.read_last_step():
                 end(self._held)
             if self._charge is not None:
-                self._charge.sample_descendants(LOOKS_S)
+                self._charge.watch_descendants()
             with suppress(_OneMoreStep):
                 step(optimizer, num_backwards)
 
