@@ -265,7 +265,7 @@ class _Watch:
 
     def _look(self, inputs: Any) -> None:
         self.pile.called()
-        self._charge.watch_descendants()
+        self._charge.sample_descendants(LOOKS_S)
         if (high_bytes := self._charge.high_water_bytes()) > self._high_bytes:
             self._high_bytes, self._is_over = high_bytes, self._charge.exceeds(self._budget)
         is_late = self._had() > 2 * PATIENCE

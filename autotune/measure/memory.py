@@ -132,10 +132,6 @@ class Charge:
         self._now_bytes = beside_bytes()
         self._descendants_bytes = max(self._descendants_bytes, self._now_bytes)
 
-    def watch_descendants(self) -> None:
-        """The same for who asks often, at most once in :data:`LOOKS_S`."""
-        self.sample_descendants(LOOKS_S)
-
     def enter(self, phase: PhaseName | None) -> None:
         """Another phase of the job's life begins: what it takes is told apart from what was before. Training that goes
         on after another phase is in no row: allocators keep what that took."""

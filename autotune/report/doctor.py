@@ -145,6 +145,7 @@ def _any_task(device: Device) -> Facts:
         allow_split=True,
         optimizer="AdamW",
         optimizer_states=2,
+        table_numbers=25_600_000,
         optimizer_implementations=("for_loop", "foreach", "fused"),
         allocators=installed_allocators(),
     )

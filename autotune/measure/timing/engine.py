@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from ...ranks import of_first, world_size
 from ..measurement import MeasureOptions, Stopped
-from ..memory import Charge
+from ..memory import LOOKS_S, Charge
 from .card import CardWatch
 from .disturbance import OtherWork, disturbed_share
 from .speed import FEWEST_WINDOWS, StoppingRule, Window, calm, settled, speed_of
@@ -312,7 +312,7 @@ class Timing:
 
     def _look_at_memory(self) -> None:
         self._meter.at_edge()
-        self._charge.watch_descendants()
+        self._charge.sample_descendants(LOOKS_S)
         before, self._high_bytes = self._high_bytes, self._charge.high_water_bytes()
         if self._high_bytes > before * _STABLE:
             self._grew_at = len(self._windows) + len(self._to_read)

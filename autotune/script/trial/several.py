@@ -71,7 +71,7 @@ class Several:
             if self._num_steps >= self._folder.read_last_step():
                 end(self._held)
             if self._charge is not None:
-                self._charge.watch_descendants()
+                self._charge.sample_descendants(every_s=1.0)
             with suppress(_OneMoreStep):
                 step(optimizer, num_backwards)
 
