@@ -3,8 +3,9 @@
 For each model four budgets between the smallest that works and what the training takes as it stands. A fresh process
 builds the model and AdamW, calls ``fit`` and makes three optimizer steps; measured is its peak (VmHWM), from its start.
 With ``--time`` only how long ``fit`` takes, of GPT-2 with 124 million parameters for 8 GiB of this machine, and of a
-LLaMA of 6.7 billion without values for a card of 80 GiB. With ``--subsets``, of models with few blocks: what the chosen
-blocks cost, over the cheapest of all subsets that are traced to fit the same limit, and over every k-th block.
+LLaMA of 6.7 billion without values for a card of 80 GiB. With ``--subsets``, of models with few blocks: what the choice
+of blocks to recompute and of blocks with saving layers costs, over the cheapest of all combinations that are traced to
+fit the same limit, over layers everywhere or nowhere, and over every k-th block.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from autotune.plan import Plan
 from autotune.task import Task
 from autotune.techniques import Settings
 from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.layers import Layers
 from autotune.units import MIB, parse_bytes, size
 
 from .estimate import DEVELOPED_ON, HELD_OUT, task_of
@@ -49,8 +51,9 @@ _TENSORS = 400 * MIB
 """Most that a step's tensors take as it stands, or twice what those of two samples take: the largest power of two of
 samples within it is the batch. Below, weights take most, and there is nothing to choose."""
 _NUM_STEPS = 3
-_MOST_BLOCKS = 6
-"""Of models whose subsets of blocks are all traced."""
+_MOST_BLOCKS = 4
+"""Of models of which everything that can be done in each block is traced."""
+_CHOICES = (Checkpointing(kind="blocks"), Layers(kind="exact"))
 
 
 def main() -> None:
@@ -58,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, action="append", help="these alone")
     parser.add_argument("--time", action="store_true", help="how long fit takes; nothing is trained")
-    parser.add_argument("--subsets", action="store_true", help="chosen blocks against all subsets; nothing is trained")
+    parser.add_argument("--subsets", action="store_true", help="choices against all there are; nothing is trained")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -188,35 +191,51 @@ def _times() -> Iterator[Row]:
 
 
 def _subsets(name: str) -> Iterator[Row]:
-    """At each limit, what the choice costs, the cheapest subset that fits, and the cheapest of every k-th block."""
+    """At each limit, what the choice costs, and the cheapest that fits: of everything that can be done in each block,
+    with layers everywhere or nowhere, and of every k-th block."""
     task, num_samples = task_of(name), 4
     plain = Plan.model_validate({"settings": Settings(), "budget": {"device": "cpu"}})
     num_blocks = Places.of(task).num_blocks
     if not 1 < num_blocks <= _MOST_BLOCKS:
         return
-    choice, numbers = BlockChoice.of(plain, task), range(num_blocks)
+    choice, numbers = BlockChoice.of(plain, task, choices=_CHOICES), range(num_blocks)
     peaks = {}
-    for blocks in itertools.chain.from_iterable(itertools.combinations(numbers, k) for k in range(num_blocks + 1)):
-        settings = Settings(checkpointing=Checkpointing.of(blocks, num_blocks))
+    for settings in dict.fromkeys(_of_blocks(numbers)):
         step = FakeTraining(plain.model_copy(update={"settings": settings}), task).step(num_samples)
-        peaks[blocks] = step.trace.peak_bytes()
-    every_kth = [tuple(numbers)[::k] for k in range(1, num_blocks + 1)]
+        peaks[settings] = step.trace.peak_bytes()
+    every_kth = {tuple(numbers)[::k] for k in range(1, num_blocks + 1)}
     low, high = min(peaks.values()), max(peaks.values())
     for share in _SHARES:
         limit = round(low + share * (high - low))
-        fits = {blocks: choice.cost(blocks, num_samples) for blocks, peak in peaks.items() if peak <= limit}
+        fits = {settings: choice.cost(settings, num_samples) for settings, peak in peaks.items() if peak <= limit}
+        one_by_one = [cost for settings, cost in fits.items() if not settings.layers.spared]
+        kth = [c for s, c in fits.items() if s.layers == Layers() and s.checkpointing.numbers(num_blocks) in every_kth]
         chosen = choice.choose(num_samples, limit)
         yield {
             "model": name,
             "num_blocks": num_blocks,
             "share": share,
             "limit_bytes": limit,
-            "chosen": chosen,
-            "fits": chosen is not None and peaks[chosen] <= limit,
+            "chosen": None if chosen is None else chosen.model_dump(mode="json", exclude_defaults=True),
+            "fits": chosen in peaks and peaks[chosen] <= limit,
             "cost": None if chosen is None else choice.cost(chosen, num_samples),
             "least_cost": min(fits.values()),
-            "every_kth_cost": min((fits[blocks] for blocks in every_kth if blocks in fits), default=None),
+            "one_by_one_cost": min(one_by_one, default=None),
+            "every_kth_cost": min(kth, default=None),
+            "num_combinations": len(peaks),
         }
+
+
+def _of_blocks(numbers: range) -> Iterator[Settings]:
+    """Every block as it is, recomputed, with saving layers, or both; layers outside the blocks wherever any has them,
+    and alone."""
+    for ways in itertools.product(itertools.product((False, True), repeat=2), repeat=len(numbers)):
+        recomputed = [number for number in numbers if ways[number][0]]
+        saving = [number for number in numbers if ways[number][1]]
+        settings = Settings(checkpointing=Checkpointing.of(tuple(recomputed), len(numbers)))
+        if not saving:
+            yield settings
+        yield settings.having(_CHOICES[1].in_blocks(saving, len(numbers)))
 
 
 def _timed(name: str, model: Any, batch: Any, budget: str, device: Any, **options: Any) -> Row:

@@ -72,9 +72,9 @@ def fit_task(what: WhatToEstimate, executor: Executor) -> Plan:
     budget = Budget(limit=what.limit_bytes or facts.device.memory_bytes, device=what.device)
     assert budget.limit is not None, "set above"
     batch = Batch.reference(facts)
-    combinations, chooses_blocks = combinations_of(None, facts, may_free=True, batch=batch)
+    combinations, choices = combinations_of(None, facts, may_free=True, batch=batch)
     asked = options_of(facts, int(budget.limit / budget.factor)).model_dump(exclude={"settings", "choose_blocks"})
-    options = CheapestOptions(**asked, combinations=combinations, choose_blocks=chooses_blocks)
+    options = CheapestOptions(**asked, combinations=combinations, choices=choices)
     outcome = executor.ask(predict_request("fit", what, time_budget, options))
     if not isinstance(outcome, Chosen):
         if isinstance(outcome, Failed) and not outcome.traceback:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import time
 from functools import lru_cache
 
 from ..errors import PlanError
 from ..measure.profiling.rows import peak_moment
 from ..task import Task
-from ..techniques import Settings
-from ..techniques.checkpointing import Checkpointing
-from .checkpointing.block_choice import Places, as_bytes
+from ..techniques import Settings, Technique
+from .checkpointing.block_choice import Places, as_bytes, believed
 from .checkpointing.process_choice import ProcessChoice
 from .max_batch import fills_of
+from .memory_model import MemoryModel
 from .memory_model_cache import MemoryModelCache
 from .predictor import Predictor
 from .tracing.fake_step import Untraceable
@@ -25,8 +25,9 @@ where glibc allots its memory, and nothing measures this one. A Gemma 2 whose st
 MiB, the largest that glibc puts on its heap, took 1.12 to 1.26 times as much in four runs of three steps; 20 others
 took at most 1.06 times (``benchmarks/results/fit-cpu.jsonl``). Not bounded: that heap grew at each step, and in
 a fifth run the fourth step was above this, too."""
-_MOST_KEPT = 6
-"""Predictors kept at a time. Each holds its traces, and the task's model where it was probed."""
+_MOST_KEPT = 24
+"""Predictors kept at a time: those that a program is made from, and what it finds. Each holds its traces, and the
+task's model where it was probed."""
 
 
 def cheapest(
@@ -56,7 +57,7 @@ def cheapest(
     choice = _Choice(task, options, base_bytes, memory_models)
     stock, *others = options.combinations
     choice.consider(stock)
-    for combination in sorted(others, key=_is_believed_to_take):
+    for combination in sorted(others, key=believed):
         choice.consider(combination)
     return choice.result(began_s)
 
@@ -69,7 +70,8 @@ class _Choice:
     ) -> None:
         self._task, self._options, self._micro = task, options, options.own_micro
         self._stock = Predictor(task, self._asked(options.combinations[0]), base_bytes, memory_models, (self._micro,))
-        self._places = Places.of(task) if options.choose_blocks else Places(0, {})
+        self._places = Places.of(task) if options.choices else Places(0, {})
+        self._choices = tuple(itertools.chain.from_iterable(asked.chosen() for asked in options.choices))
         self._of = lru_cache(_MOST_KEPT)(self._predictor)
         self._seen: list[Foretold] = []
         self._refused: list[tuple[Settings, str]] = []
@@ -77,51 +79,78 @@ class _Choice:
 
     def consider(self, combination: Settings) -> None:
         """Look at a combination, where it may be better than the best."""
-        if self._best is not None and _only_adds(combination):
-            least = self._seen[0].work * _is_believed_to_take(combination)
-            if least >= self._best.work:
-                return
+        if self._best is not None and self._is_worse(combination, self._best):
+            return
         if not self._seen:
             self._note(combination)
         try:
-            self._look_at(combination.having(Checkpointing()))
+            self._look_at(combination)
         except PlanError as error:  # this model cannot have it
             self._refused.append((combination, str(error)))
 
+    def _is_worse(self, settings: Settings, best: Foretold) -> bool:
+        """Whether settings that can but take longer than the job as it stands are believed slower than the best."""
+        return _only_adds(settings) and self._seen[0].work * believed(settings) >= best.work
+
     def _look_at(self, plain: Settings) -> None:
-        blocks = self._blocks(plain) if self._options.choose_blocks else ()
-        if blocks is None:  # and recomputing all may even take more
-            self._note(plain)
-        every = tuple(range(self._places.num_blocks))
-        found = self._note(plain.having(Checkpointing.of(every if blocks is None else blocks, len(every))))
+        choice = ProcessChoice(self._places, self._of, self._able(plain))
+        try:
+            found = choice.choose(plain, self._micro, self._options.limit_bytes, self._counts)
+            looked_at = choice.of(plain, self._micro).smallest(self._micro) if found is None else [found]
+        except Untraceable:  # no trace tells what a block keeps: each choice everywhere
+            looked_at = sorted(choice.everywhere(plain), key=believed)
+        for settings in looked_at:
+            if self._best is None or not self._is_worse(settings, self._best):
+                self._take(settings)
+
+    def _able(self, plain: Settings) -> tuple[Technique, ...]:
+        """What can be chosen for a combination: what it does not contradict, and the model can have."""
+        found = []
+        for one in self._choices:
+            settings = plain.having(one)
+            if settings.conflict() is not None:
+                continue
+            try:
+                if self._process(plain).high > self._options.limit_bytes:
+                    self._of(settings).memory_model(self._micro)
+                found.append(one)
+            except PlanError as error:
+                self._refused.append((settings, str(error)))
+        return tuple(found)
+
+    def _take(self, settings: Settings) -> None:
+        found = self._note(settings)
         fits = found.process.high <= self._options.limit_bytes
         if fits and (self._best is None or found.work < self._best.work):
             self._best = found
 
-    def _blocks(self, plain: Settings) -> tuple[int, ...] | None:
-        """As few as it takes; all where no trace tells which, None where not even those are enough."""
-
-        def predictor(checkpointing: Checkpointing) -> Predictor:
-            return self._of(plain.having(checkpointing))
-
-        choice = ProcessChoice(self._places, predictor)
-        try:
-            return choice.choose(
-                plain, self._micro, self._options.limit_bytes, lambda process: self._spread(process).high
-            )
-        except Untraceable:
-            return None
-
     def _note(self, settings: Settings) -> Foretold:
-        predictor = self._of(settings)
-        found = Foretold(
-            settings=settings, process=self._process(settings), work=_work(predictor, self._micro, settings)
-        )
+        found = Foretold(settings=settings, process=self._process(settings), work=self._work(settings))
         self._seen.append(found)
         return found
 
+    def _work(self, settings: Settings) -> float:
+        """Of an optimizer step: what is counted as it stands and what the choices add, with what is believed of all
+        that counting leaves out."""
+        own = tuple(one for one in self._choices if getattr(settings, one.name) != type(one)())
+        plain = settings.having(*(type(one)() for one in own))
+        predictor = self._of(plain)
+        found, passes = predictor.memory_model(self._micro).memory_model, predictor.fit(self._micro).accumulate
+        (step, optimizer), times = found.work(self._micro), passes / min(passes, 2)
+        counted = as_bytes(step) * times + as_bytes(optimizer)
+        if not own:
+            return counted * believed(plain)
+        if isinstance(found, MemoryModel):
+            ways = ProcessChoice(self._places, self._of, own).of(plain, self._micro)
+            return believed(plain) * (counted + times * ways.cost(settings, self._micro))
+        step, _ = self._of(settings).memory_model(self._micro).memory_model.work(self._micro)
+        return max(counted, as_bytes(step) * times + as_bytes(optimizer)) * believed(settings)
+
     def _process(self, settings: Settings) -> Interval:
         return self._spread(self._of(settings).process(self._micro, settings))
+
+    def _counts(self, process: Interval) -> int:
+        return self._spread(process).high
 
     def _spread(self, process: Interval) -> Interval:
         """With what one process differs from another."""
@@ -157,21 +186,6 @@ class _Choice:
             refused=tuple(self._refused),
             seconds=time.perf_counter() - began_s,
         )
-
-
-def _work(predictor: Predictor, micro: int, settings: Settings) -> float:
-    """The work of an optimizer step, with what is believed of techniques that counting leaves out. What recomputing
-    blocks takes is counted."""
-    step, optimizer = predictor.memory_model(micro).memory_model.work(micro)
-    passes = predictor.fit(micro).accumulate
-    counted = as_bytes(step) * passes / min(passes, 2) + as_bytes(optimizer)
-    return counted * _is_believed_to_take(settings)
-
-
-def _is_believed_to_take(settings: Settings) -> float:
-    """Times as long as it is counted, by the prior of a search."""
-    gains = settings.having(Checkpointing()).prior_gains().values()
-    return math.exp(-sum(mean for mean, _ in gains))
 
 
 def _only_adds(settings: Settings) -> bool:

@@ -11,7 +11,7 @@ from itertools import takewhile
 from ..measure.profiling.allocations import Trace
 from ..measure.profiling.rows import peak_moment
 from ..task import Task
-from ..techniques.checkpointing import Checkpointing
+from ..techniques import Settings
 from .checkpointing.block_choice import Places
 from .checkpointing.process_choice import ProcessChoice
 from .memory_model import largest
@@ -83,19 +83,20 @@ def _blocks(prediction: Predictor, task: Task, options: EstimateOptions) -> tupl
         return None
 
     @lru_cache(_MOST_KEPT)
-    def predictor(checkpointing: Checkpointing) -> Predictor:
-        if checkpointing == settings.checkpointing:
+    def predictor(other: Settings) -> Predictor:
+        if other == settings:
             return prediction
-        other = settings.having(checkpointing)
         return Predictor(
             task, options.model_copy(update={"settings": other}), prediction.base_bytes, prediction.memory_models
         )
 
-    choice = ProcessChoice(Places.of(settings.on_task(task)), predictor)
+    places = Places.of(settings.on_task(task))
+    choice = ProcessChoice(places, predictor)
     try:
-        return choice.choose(settings, micro, options.limit_bytes, lambda process: process.value) or None
+        chosen = choice.choose(settings, micro, options.limit_bytes, lambda process: process.value)
     except Untraceable:
         return None
+    return None if chosen is None else chosen.checkpointing.numbers(places.num_blocks) or None
 
 
 def _largest(prediction: Predictor, limit_bytes: int, most: int, takes: Callable[[Fit], int]) -> Fit | None:

@@ -215,11 +215,12 @@ class _Predictors:
         if self._limit_bytes is None:
             return None
         try:
-            choice = ProcessChoice(places, self.of)
-            blocks = choice.choose(settings, _micro(settings), self._limit_bytes, lambda process: process.high)
+            choice = ProcessChoice(places, lambda chosen: self.of(chosen.checkpointing))
+            chosen = choice.choose(settings, _micro(settings), self._limit_bytes, lambda process: process.high)
         except Untraceable:
             return None
-        return tuple(range(places.num_blocks)) if blocks is None else blocks
+        every = tuple(range(places.num_blocks))
+        return every if chosen is None else chosen.checkpointing.numbers(len(every))
 
     def _predictor(self, checkpointing: Checkpointing) -> Predictor:
         settings = self._combination.having(checkpointing)

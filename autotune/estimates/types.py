@@ -131,8 +131,10 @@ class CheapestOptions(EstimateOptions):
     """Which of several combinations of techniques is the cheapest that fits?"""
 
     combinations: tuple[Settings, ...]
-    """To choose from, the job as it stands first. With ``choose_blocks``, of each as many blocks are recomputed as it
-    takes, whatever its own checkpointing."""
+    """To choose from, the job as it stands first."""
+    choices: tuple[Settings, ...] = ()
+    """What is chosen for each of them, block by block and for the whole: of techniques that add up one setting each, as
+    it is everywhere."""
     limit_bytes: PositiveInt
     """What the device may charge the process."""
 

@@ -35,8 +35,9 @@ DEFAULT = tuple(name for name, one in TECHNIQUES.items() if one.trades_time and 
 
 def combinations_of(
     techniques: Techniques | None, facts: Facts, *, may_free: bool, batch: Batch, has_optimizer: bool = True
-) -> tuple[tuple[Settings, ...], bool]:
-    """What is chosen from, the job as it stands first; and whether blocks are recomputed as it takes.
+) -> tuple[tuple[Settings, ...], tuple[Settings, ...]]:
+    """What is chosen from: combinations, the job as it stands first; and what is chosen for each of them by one
+    program.
 
     Args:
         techniques: to choose from; None is those that trade time for memory, and keep the arithmetic.
@@ -63,11 +64,21 @@ def combinations_of(
             row = tuple(exact)
         row = tuple(one for one in row if may_free or not one.frees_gradients)
         found.append([one for one in row if has_optimizer or one.stage is not Stage.OPTIMIZER or one == type(one)()])
-    blocks = choices.get(Checkpointing.name, ())
-    others = [row for row in found if row and row[0].name != Checkpointing.name]
+    others = [row for row in found if row and row[0].adds_up is None]
     together = (Settings(**{one.name: one for one in chosen}) for chosen in itertools.product(*others))
-    goes = (one for one in together if one.having(batch).conflict() is None)
-    return tuple(dict.fromkeys([Settings(), *goes])), any(one != Checkpointing() for one in blocks)
+    added = (_everywhere(one) for row in found for one in row if one.adds_up is not None)
+    goes = (
+        tuple(one for one in dict.fromkeys([Settings(), *every]) if one.having(batch).conflict() is None)
+        for every in (together, added)
+    )
+    combinations, free = goes
+    return combinations, free[1:]
+
+
+def _everywhere(one: Technique) -> Settings:
+    """The setting in all blocks, wherever it was to be."""
+    is_some = one.name == Checkpointing.name and one != Checkpointing()
+    return Settings().having(Checkpointing(kind="blocks") if is_some else one)
 
 
 def nearest_miss(found: Cheapest, options: CheapestOptions, budget: Budget, facts: Facts) -> str:
@@ -75,8 +86,7 @@ def nearest_miss(found: Cheapest, options: CheapestOptions, budget: Budget, fact
     assert budget.limit is not None, "nothing is chosen without one"
     grows = 0 if budget.device == "cuda" else _GROWS
     least = ceil_mib(math.ceil(found.least.process.high * budget.factor) + grows)
-    tried = {one.name for settings in (*options.combinations, found.least.settings) for one in settings.chosen()}
-    tried |= {Checkpointing.name} if options.choose_blocks else set()
+    tried = {one.name for settings in (*options.combinations, *options.choices) for one in settings.chosen()}
     trades = (one for one in TECHNIQUES.values() if is_of_step(one) and one.trades_time)
     more = [one.name for one in trades if one.name not in tried and len(one.choices(facts)) > 1]
     return (

@@ -87,7 +87,7 @@ def fit(
     may_free = optimizer is not None and techniques is not None and this_rank().size == 1
     with undisturbed(), torch.enable_grad(), _left_alone(model):
         facts = job.facts(target, is_here, limit_bytes)
-        combinations, chooses_blocks = combinations_of(
+        combinations, choices = combinations_of(
             techniques, facts, may_free=may_free, batch=loop.batch, has_optimizer=optimizer is not None
         )
         plain = Budget(limit=limit_bytes, device=target)
@@ -98,7 +98,7 @@ def fit(
             reference_micro=loop.batch.micro,
             is_held=True,
             combinations=combinations,
-            choose_blocks=chooses_blocks,
+            choices=choices,
         )
         found = _agreed(lambda: job.choose(options, is_here))
     if found.chosen is None:

@@ -117,7 +117,7 @@ def foreseen(found: Cheapest) -> Foreseen:
 def left_out(found: Cheapest, facts: Facts) -> Iterator[str]:
     """What could not be looked at, and why, in words."""
     for settings, reason in found.refused:
-        yield f"not looked at: {settings_words(settings, facts)}, or blocks recomputed beside it, since {reason}"
+        yield f"not looked at: {settings_words(settings, facts)}, since {reason}"
 
 
 def what_binds(found: Cheapest) -> str:

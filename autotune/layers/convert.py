@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..internals.fake_tensors import FakeTensor
 from .equivalent_ops import EquivalentOp, find_equivalent_op
-from .intercept import Forward
+from .intercept import Forward, stock
 from .sites import Site, structural_sites, traced_sites
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Embedding)
@@ -30,12 +30,20 @@ _OP_DTYPES = (torch.float32, torch.float64)
 class _Call(NamedTuple):
     """Of a module's ``forward``."""
 
-    site: Site
+    site: Site | None
+    """None where it is spared."""
     op: EquivalentOp | None
     """What it computes, where that is a function of torch's."""
 
 
-def convert(model: nn.Module, example: Any = None, *, recompute: bool = False, rounding: bool = False) -> nn.Module:
+def convert(
+    model: nn.Module,
+    example: Any = None,
+    *,
+    recompute: bool = False,
+    rounding: bool = False,
+    spared: Iterable[nn.Module] = (),
+) -> nn.Module:
     """Let a model keep for backward only what its backward reads, which follows ``requires_grad`` at each forward.
 
     Layers are torch's own classes, exactly (or parametrized): a subclass of one is its author's and is left alone.
@@ -49,16 +57,20 @@ def convert(model: nn.Module, example: Any = None, *, recompute: bool = False, r
         recompute: compute a BatchNorm in training, the residual sum and the ReLU behind it again in backward for the
             convolution that follows, instead of keeping its input: less memory for some time.
         rounding: keep the derivatives of GELU and SiLU in 8 bits where their output is not kept.
+        spared: modules of the model that stay as they are, with all that is in them.
 
     Returns:
         The model, converted in place.
     """
     restore(model)
+    left = {module for one in spared for module in one.modules()}
     options = Site(recomputes=recompute, rounds=rounding)
     trace = example is not None
     sites = traced_sites(model, _runner(example), options) if trace else structural_sites(model, options)
     for module in _convertible(model):
-        module.__dict__[_SITE] = _Call(sites[module], find_equivalent_op(module))
+        is_left = module in left  # its calls must not be answered as those of a module around it
+        call = _Call(None, None) if is_left else _Call(sites[module], find_equivalent_op(module))
+        module.__dict__[_SITE] = call
         own: Any = type(module)
         module.__class__ = _converted_parametrized(own) if hasattr(module, "parametrizations") else _converted(own)
     return model
@@ -130,7 +142,7 @@ def _converted(base: Any) -> Any:
         call: _Call | None = self.__dict__.get(_SITE)
         if call is None or torch.compiler.is_compiling():
             return base.forward(self, *args, **kwargs)
-        with Forward(call.site):
+        with Forward(call.site) if call.site is not None else stock():
             if call.op is not None and _has_plain_input(args, kwargs) and call.op.holds(self):
                 return call.op(self, args[0])
             return base.forward(self, *args, **kwargs)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -116,6 +117,16 @@ class Forward:
         if self._mode is not None:
             self._mode.__exit__(*error)  # type: ignore[no-untyped-call]
         _current.forward = self._outer
+
+
+@contextmanager
+def stock() -> Iterator[None]:
+    """What is called in it is torch's own, whatever module is around it."""
+    outer, _current.forward = _current.forward, None
+    try:
+        yield
+    finally:
+        _current.forward = outer
 
 
 class _Mode(TorchFunctionMode):

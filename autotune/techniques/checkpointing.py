@@ -51,6 +51,7 @@ class Checkpointing(Technique):
     stage: ClassVar[Stage] = Stage.CHECKPOINTING
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
+    adds_up: ClassVar[Literal["blocks"]] = "blocks"
     directive: ClassVar[Technique] = BlocksToChoose(kind="chosen")
     rewrites: ClassVar[bool] = True
     purposes: ClassVar[Mapping[str, str]] = {
@@ -126,6 +127,10 @@ class Checkpointing(Technique):
         if not blocks:
             return cls()
         return cls(kind="blocks") if len(blocks) == num_blocks else cls(kind="chosen", blocks=blocks)
+
+    def in_blocks(self, numbers: Sequence[int], num_blocks: int) -> Checkpointing:
+        """As :meth:`of`: outside its blocks it does nothing."""
+        return self.of(tuple(numbers), num_blocks)
 
     def numbers(self, num_blocks: int) -> tuple[int, ...]:
         """Which of so many blocks are recomputed."""

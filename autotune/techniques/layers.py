@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from pydantic import Field, model_validator
+
+from ..errors import PlanError
 from .support.base import Effect, Exactness, Program, Run, Stage, Technique
 from .support.facts import Facts
 
@@ -24,6 +28,7 @@ class Layers(Technique):
     stage: ClassVar[Stage] = Stage.LAYERS
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
+    adds_up: ClassVar[Literal["blocks"]] = "blocks"
     rewrites: ClassVar[bool] = True
     purposes: ClassVar[Mapping[str, str]] = {
         "exact": "Keeps for backward only what it reads: bits, or nothing, instead of whole tensors.",
@@ -35,11 +40,25 @@ class Layers(Technique):
     """``none`` keeps what stock torch keeps; ``exact`` has the same values and gradients from less memory;
     ``rounding`` also keeps the derivatives of GELU and SiLU in 8 bits; ``recompute`` instead computes BatchNorm,
     residual sums and ReLU again for the convolution behind them."""
+    spared: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
+    """Numbers of blocks whose layers stay as they are, from 0 in the model's order; ascending, each once."""
+
+    @model_validator(mode="after")
+    def _check_spared(self) -> Layers:
+        if self.kind == "none" and self.spared:
+            raise ValueError(f"spared: kind none changes no layers, but got {[*self.spared]}. Use kind: exact.")
+        if any(after <= before for before, after in itertools.pairwise(self.spared)):
+            raise ValueError(f"spared: must ascend, each once, but got {[*self.spared]}. Use {sorted({*self.spared})}.")
+        return self
 
     def describe(self, facts: Facts | None = None) -> str:
-        """Layers, and what they do beside saving."""
+        """Layers, what they do beside saving, and where they are not."""
+        if self.kind == "none":
+            return super().describe(facts)
         beside = {"recompute": " that recompute norms", "rounding": " with 8-bit derivatives"}.get(self.kind, "")
-        return super().describe(facts) if self.kind == "none" else f"memory-saving layers{beside}"
+        where = ", ".join(map(str, self.spared))
+        spared = f" but in block{'s' * (len(self.spared) > 1)} {where}" if where else ""
+        return f"memory-saving layers{beside}{spared}"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Layers, ...]:
@@ -52,8 +71,21 @@ class Layers(Technique):
         """A derivative in 8 bits is rounded."""
         return "rounding" if self.kind == "rounding" else "exact"
 
+    def in_blocks(self, numbers: Sequence[int], num_blocks: int) -> Layers:
+        """The others are spared."""
+        if self.kind == "none":
+            return self
+        spared = tuple(number for number in range(num_blocks) if number not in numbers)
+        return self.model_copy(update={"spared": spared})
+
+    def numbers(self, num_blocks: int) -> tuple[int, ...]:
+        """All but those that are spared."""
+        return tuple(number for number in range(num_blocks) if self.kind != "none" and number not in self.spared)
+
     def unavailable(self, facts: Facts) -> str | None:
-        """Only convolutions stand behind a BatchNorm."""
+        """Only convolutions stand behind a BatchNorm, and there must be the blocks that are spared."""
+        if self.spared and self.spared[-1] >= facts.num_blocks:
+            return f"the model has {facts.num_blocks} blocks, numbered from 0, and no {self.spared[-1]}"
         if self.kind == "recompute" and not facts.conv_dims:
             return "the model has no convolutions, so that no BatchNorm stands before one"
         return None
@@ -76,11 +108,22 @@ class Layers(Technique):
         return model
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
-        """Convert the model in place."""
-        if self.kind != "none":
-            from ..layers import convert
+        """Convert the model in place.
 
-            convert(model, run, recompute=self.kind == "recompute", rounding=self.kind == "rounding")
+        Raises:
+            PlanError: one of ``spared`` is beyond the model's blocks.
+        """
+        if self.kind == "none":
+            return model
+        from ..layers import convert
+
+        if self.spared and self.spared[-1] >= len(blocks):
+            raise PlanError(
+                f"settings.layers.spared: must be numbers of the model's {len(blocks)} blocks, but got "
+                f"{self.spared[-1]}. Use 0 to {len(blocks) - 1}, or leave it out."
+            )
+        kinds = {"recompute": self.kind == "recompute", "rounding": self.kind == "rounding"}
+        convert(model, run, spared=[blocks[number] for number in self.spared], **kinds)
         return model
 
     @property

@@ -99,25 +99,34 @@ RECOMPUTED = trace(
 """Two blocks: ``a`` keeps 100 or 10, ``c`` 40 or 4."""
 
 
+def rows(stock, recomputed):
+    """(stretch, none + blocks): bytes as it stands, and what recomputing each adds."""
+    peaks = stretch_peaks(stock, [recomputed], {"a": (0,), "a.b": (0,), "c": (1,)}, 2)
+    return [(int(base), *map(int, row[:2])) for base, row in zip(peaks.base_bytes, peaks.changes[0], strict=True)]
+
+
 def test_peaks_of_stretches_by_hand():
     """Stock: 100 in a's forward, 140 in c's, 145 with a gradient of 5 in c's backward, 112 in a's. Recomputing a frees
     90 while c runs. c's 36 come back in its own backward, where the peak is: nothing is won."""
-    peaks = stretch_peaks(STOCK, RECOMPUTED, {"a": (0,), "a.b": (0,), "c": (1,)}, 2)
-    assert [(peak.base_bytes, *peak.change_bytes) for peak in peaks] == [
+    found = rows(STOCK, RECOMPUTED)
+    assert found == [
         (0, 0, 0),
         (100, 0, 0),
         (140, -90, 0),
         (145, -90, 0),
         (112, 0, 0),
     ]
-    assert [max(peak.at(blocks) for peak in peaks) for blocks in ((), (0,), (1,), (0, 1))] == [145, 112, 145, 112]
+    peaks = [max(row[0] + sum(row[1 + block] for block in blocks) for row in found) for blocks in SOME]
+    assert peaks == [145, 112, 145, 112]
+
+
+SOME = ((), (0,), (1,), (0, 1))
 
 
 def test_a_stretch_that_one_trace_lacks_counts_to_that_before_it():
     """Where c allocates nothing in its stock backward, its recomputation still counts."""
     stock = trace(("a", "forward", 100, 1, 4), ("c", "forward", 40, 2, 3))
-    peaks = stretch_peaks(stock, RECOMPUTED, {"a": (0,), "a.b": (0,), "c": (1,)}, 2)
-    assert max(peak.at((0, 1)) for peak in peaks) == RECOMPUTED.peak_bytes()
+    assert max(map(sum, rows(stock, RECOMPUTED))) == RECOMPUTED.peak_bytes()
 
 
 class Shares(nn.Module):
@@ -219,7 +228,17 @@ def peaks():
 
 
 def of(blocks):
-    return Checkpointing(kind="chosen", blocks=blocks) if blocks else Checkpointing()
+    return Checkpointing.of(blocks, NUM_STAGES)
+
+
+def having(blocks, num_blocks=NUM_STAGES):
+    return Settings(checkpointing=Checkpointing.of(blocks, num_blocks))
+
+
+def chosen_by(choice, limit, micro=MICRO):
+    """Numbers of the blocks, or None."""
+    settings = choice.choose(micro, limit)
+    return settings and settings.checkpointing.numbers(choice.variables.num_blocks)
 
 
 def limits(peaks, shares=(0.95, 0.8, 0.65, 0.5, 0.3, 0.1, 0.01)):
@@ -232,7 +251,7 @@ def test_the_choice_is_the_cheapest_of_all_that_fit(choice, peaks):
     """Within 2 %, of all 32 subsets, at each of seven limits; and the very choice, traced, is within it."""
     for limit in limits(peaks):
         chosen = choice.choose(MICRO, limit)
-        least = min(choice.cost(blocks, MICRO) for blocks, peak in peaks.items() if peak <= limit)
+        least = min(choice.cost(having(blocks), MICRO) for blocks, peak in peaks.items() if peak <= limit)
         assert choice.memory_model(chosen).peak_bytes(MICRO) <= limit
         assert choice.cost(chosen, MICRO) <= 1.02 * least
 
@@ -242,7 +261,7 @@ def test_the_choice_costs_no_more_than_every_kth_and_somewhere_less(choice, peak
     saved = []
     for limit in limits(peaks):
         steps = [tuple(range(NUM_STAGES))[::every] for every in (1, 2, 3, 4)]
-        costs = [choice.cost(blocks, MICRO) for blocks in steps if peaks[blocks] <= limit]
+        costs = [choice.cost(having(blocks), MICRO) for blocks in steps if peaks[blocks] <= limit]
         if costs:
             saved.append(1 - choice.cost(choice.choose(MICRO, limit), MICRO) / min(costs))
     assert min(saved) >= 0
@@ -250,14 +269,14 @@ def test_the_choice_costs_no_more_than_every_kth_and_somewhere_less(choice, peak
 
 
 def test_nothing_is_recomputed_where_all_fits_and_there_is_no_choice_where_nothing_does(choice, peaks):
-    assert choice.choose(MICRO, choice.memory_model(()).peak_bytes(MICRO)) == ()
-    assert choice.choose(MICRO, round(0.99 * peaks[()])) not in ((), None)
+    assert chosen_by(choice, choice.memory_model(having(())).peak_bytes(MICRO)) == ()
+    assert chosen_by(choice, round(0.99 * peaks[()])) not in ((), None)
     assert choice.choose(MICRO, round(0.99 * min(peaks.values()))) is None
 
 
 def test_the_plans_own_checkpointing_is_replaced(choice, peaks):
     other = BlockChoice.of(plan(checkpointing=Checkpointing(kind="blocks")), STAGES)
-    assert other.memory_model(()).peak_bytes(MICRO) == choice.memory_model(()).peak_bytes(MICRO)
+    assert other.choose(MICRO, 2**40) == choice.choose(MICRO, 2**40) == Settings()
 
 
 def test_a_choice_above_the_limit_is_not_returned(choice, peaks, monkeypatch):
@@ -267,11 +286,11 @@ def test_a_choice_above_the_limit_is_not_returned(choice, peaks, monkeypatch):
     for share in (0.9, 0.01):
 
         def too_low(*args, share=share):
-            rows = stretch_peaks(*args)
-            return [replace(row, base_bytes=round(row.base_bytes * share)) for row in rows]
+            found = stretch_peaks(*args)
+            return replace(found, base_bytes=found.base_bytes * share)
 
         monkeypatch.setattr(block_choice, "stretch_peaks", too_low)
-        assert peaks[choice.choose(MICRO, limit)] <= limit
+        assert peaks[chosen_by(choice, limit)] <= limit
 
 
 def test_the_cost_of_a_block_is_its_forward_by_hand():
@@ -283,8 +302,9 @@ def test_the_cost_of_a_block_is_its_forward_by_hand():
 
     found = BlockChoice.of(plan(), task_of(build, (32,)))
     moved = 4 * (8 * 32 + 32 * 32 + 32 + 8 * 32)
-    assert found.cost((0,), MICRO) == pytest.approx(2 * 8 * 32 * 32 / FLOPS_PER_BYTE + moved, rel=0.01)
-    assert found.cost((0, 1), MICRO) == pytest.approx(2 * found.cost((1,), MICRO))
+    one, two, both = (found.cost(having(blocks, 2), MICRO) for blocks in ((0,), (1,), (0, 1)))
+    assert one == pytest.approx(2 * 8 * 32 * 32 / FLOPS_PER_BYTE + moved, rel=0.01)
+    assert both == pytest.approx(2 * two)
 
 
 @pytest.mark.medium
@@ -292,21 +312,21 @@ def test_the_cost_of_a_block_is_its_forward_by_hand():
 def test_the_choice_fits_in_the_zoo(name, accumulates):
     """A block that stands twice, two micro-batches to a step, BatchNorm's statistics."""
     found = BlockChoice.of(plan(), ZOO[name], accumulates)
-    stock = found.memory_model(()).peak_bytes(11)
+    stock = found.memory_model(Settings()).peak_bytes(11)
     chosen = found.choose(11, stock - 1)
-    assert chosen
+    assert chosen not in (None, Settings())
     assert found.memory_model(chosen).peak_bytes(11) < stock
 
 
 def test_the_choice_fits_where_blocks_share_a_module():
     found = BlockChoice.of(plan(), task_of(Shares, (32,)))
-    stock = found.memory_model(()).peak_bytes(64)
+    stock = found.memory_model(Settings()).peak_bytes(64)
     chosen = found.choose(64, round(0.8 * stock))
-    assert chosen
+    assert chosen not in (None, Settings())
     assert found.memory_model(chosen).peak_bytes(64) <= round(0.8 * stock)
 
 
 def test_a_model_without_blocks_fits_or_does_not():
     found = BlockChoice.of(plan(), task_of(lambda: nn.Linear(4, 2), (4,)))
-    stock = found.memory_model(()).peak_bytes(MICRO)
-    assert (found.choose(MICRO, stock), found.choose(MICRO, stock - 1)) == ((), None)
+    stock = found.memory_model(Settings()).peak_bytes(MICRO)
+    assert (found.choose(MICRO, stock), found.choose(MICRO, stock - 1)) == (Settings(), None)

@@ -243,7 +243,7 @@ class OfOnce(Model):
 
 
 def test_what_cannot_be_looked_at_is_told():
-    said = "not looked at: as it stands, or blocks recomputed beside it, since its step reads values.*a second run"
+    said = "not looked at: checkpoint all 6 blocks, since its step reads values.*a second run"
     with pytest.raises(NothingFits, match=said):
         planned(OfOnce(), stock_bytes() - 300 * MIB, techniques=("checkpointing",))
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+from pydantic import ValidationError
+
 import autotune
+from autotune.errors import PlanError
 from autotune.techniques import Settings
-from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.checkpointing import Checkpointing, find_blocks
 from autotune.techniques.layers import Layers
 from autotune.techniques.precision import Precision
 from autotune.testing.runs import relative_difference, run_applied
@@ -50,3 +55,48 @@ def test_an_earlier_plans_layers_are_taken_off():
         autotune.apply(autotune.Plan(settings=settings), model=model, **pieces)
         assert [type(module) for module in model.modules()] == before or settings.layers.kind == "exact"
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def kept_bytes_of(settings, name="gpt"):
+    """By what a forward of the model keeps for backward."""
+    training = autotune.apply(autotune.Plan(settings=settings, budget={"device": "cpu"}), ZOO[name])
+    batch = next(iter(training.loader))
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), training.forward_context():
+        ZOO[name].compute_loss(training.model, batch)
+    return sum(kept.values())
+
+
+def test_spared_blocks_keep_what_stock_blocks_keep_and_results_are_the_same():
+    """What a block saves is saved where it is not spared: the savings of two halves add up to that of all."""
+    number = len(find_blocks(ZOO["gpt"].build_model()))
+    none, first = (Layers(kind="exact").in_blocks(blocks, number) for blocks in ((), (0,)))
+    rest, every = (Layers(kind="exact").in_blocks(tuple(range(least, number)), number) for least in (1, 0))
+    assert (none.spared, first.spared, every) == (
+        tuple(range(number)), tuple(range(1, number)), Layers(kind="exact"),
+    )  # fmt: skip
+    spared, one, others, all_of_them = (kept_bytes_of(Settings(layers=layers)) for layers in (none, first, rest, every))
+    assert all_of_them < one < spared
+    assert spared - all_of_them == (spared - one) + (spared - others)
+    stock, ours = (run_applied(ZOO["gpt"], Settings(layers=layers)) for layers in (Layers(), first))
+    assert relative_difference(ours.gradients, stock.gradients) < 1e-6
+
+
+def test_blocks_that_are_spared_must_be_there():
+    beyond = Settings(layers=Layers(kind="exact", spared=(99,)))
+    with pytest.raises(PlanError, match=r"spared: must be numbers of the model's \d+ blocks, but got 99"):
+        autotune.apply(autotune.Plan(settings=beyond), ZOO["resnet"])
+    with pytest.raises(ValidationError, match=r"must ascend, each once, but got \[2, 1\]. Use \[1, 2\]"):
+        Layers(kind="exact", spared=(2, 1))
+    with pytest.raises(ValidationError, match="kind none changes no layers"):
+        Layers(spared=(1,))
+
+
+def test_spared_blocks_are_said():
+    assert Layers(kind="exact", spared=(0, 2)).describe() == "memory-saving layers but in blocks 0, 2"
+    assert Layers(kind="exact", spared=(1,)).describe() == "memory-saving layers but in block 1"

@@ -35,7 +35,7 @@ def resident_bytes(settings: Settings) -> int:
     """
     torch.manual_seed(0)
     model = _Small()
-    settings.layers.on_model(model, [model.images, model.block])
+    settings.layers.in_blocks((0, 1), 2).on_model(model, [model.images, model.block])
     if settings.checkpointing.kind != "none":
         Checkpointing(kind="blocks").on_model(model, [model.images, model.block])
     optimizer = torch.optim.AdamW(model.parameters())

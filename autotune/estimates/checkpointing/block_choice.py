@@ -1,14 +1,19 @@
-"""``BlockChoice``: which blocks to recompute so that a micro-batch stays within a memory limit at the least cost."""
+"""``BlockChoice``: what to do in which blocks, and with the whole, so that a micro-batch stays within a memory limit at
+the least cost."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from ...measure.profiling.allocations import Phase
 from ...plan import Plan
 from ...task import Task
+from ...techniques import Settings, Technique
 from ...techniques.checkpointing import Checkpointing, find_blocks
 from ...training.apply_plan import build_model
 from ...training.skip_init import skip_init
@@ -17,16 +22,17 @@ from ..tracing.fake_ops import Target
 from ..tracing.work import Work
 from ..types import Largest
 from .block_peaks import Holders, holders_of, modules_holders, stretch_peaks
-from .knapsack import cheapest
+from .knapsack import cheapest, smallest
+from .variables import Variables
 
 FLOPS_PER_BYTE = 10.0
 """Operations that take as long as moving a byte: of an A100 in fp32 (19.5e12 over 2.0e12 a second), and of the order of
 a CPU's. It matters where some blocks compute and others move data."""
 _MOST_TRIES = 4
-"""Choices that are traced to check them. The first is exact where blocks' savings add up: so it is in all models tried,
-but for layers of kind ``recompute``, which keep less for the layer behind them and are 5 % off."""
-_MOST_LAWS = 4
-"""Memory models kept at a time, since each holds its traces: of no blocks, of all blocks, and of the last choices."""
+"""Choices that are traced to check them. The first is exact where savings add up: so they do in all models tried, but
+for layers of kind ``recompute``, which keep less for the layer behind them and are 5 % off."""
+_MOST_LAWS = 12
+"""Memory models kept at a time, since each holds its traces: of each way everywhere, and of the last choices."""
 
 
 @dataclass(frozen=True)
@@ -50,107 +56,171 @@ class Places:
 
 
 class BlockChoice:
-    """Chooses blocks for one combination of techniques. Its memory models serve all micro-batches and limits.
+    """Chooses by one mixed-integer program. Its memory models serve all micro-batches and limits.
 
     Source: the trade is that of Checkmate, Jain et al. 2020, arXiv:1910.02653, with whole blocks as the units.
     """
 
-    def __init__(self, places: Places, memory_model: Callable[[tuple[int, ...]], MemoryModel]) -> None:
+    def __init__(
+        self,
+        places: Places,
+        memory_model: Callable[[Settings], MemoryModel],
+        plain: Settings,
+        choices: tuple[Technique, ...],
+    ) -> None:
         """
         Args:
             places: where the task's modules stand.
-            memory_model: of the step where blocks are recomputed, given their numbers, ascending; asked for often.
+            memory_model: of a step with settings; asked for often.
+            plain: settings of which nothing is chosen yet.
+            choices: what is chosen from, of techniques that add up, as it is everywhere.
         """
         self.memory_model = memory_model
-        """The memory of the step where these blocks are recomputed."""
-        self._holders, self._all = places.holders, tuple(range(places.num_blocks))
+        """The memory of a step with settings."""
+        self.variables = Variables(choices if places.num_blocks else _without_blocks(choices), places.num_blocks)
+        self._holders, self._plain = places.holders, plain
 
     @classmethod
     def of(
-        cls, plan: Plan, task: Task, accumulates: bool = False, largest_of: Largest = 1, target: Target = "cpu"
+        cls,
+        plan: Plan,
+        task: Task,
+        accumulates: bool = False,
+        largest_of: Largest = 1,
+        target: Target = "cpu",
+        choices: tuple[Technique, ...] = (Checkpointing(kind="blocks"),),
     ) -> BlockChoice:
         """A choice with memory models of its own.
 
         Args:
-            plan: its checkpointing and its batch do not matter.
+            plan: its settings of what is chosen, and its batch, do not matter.
             task: what it is applied to.
             accumulates: an optimizer step has more than one micro-batch.
             largest_of: where shapes vary, every batch repeats the largest of so many samples.
             target: the device that is planned for.
+            choices: what is chosen from.
 
         Raises:
             TaskError: ``task.blocks`` names what the model does not have.
             Exception: whatever the user's code raises.
         """
-        places = Places.of(task)
 
         @lru_cache(_MOST_LAWS)
-        def memory_model(blocks: tuple[int, ...]) -> MemoryModel:
-            settings = plan.settings.having(Checkpointing.of(blocks, places.num_blocks))
+        def memory_model(settings: Settings) -> MemoryModel:
             return fit_memory_model(
                 plan.model_copy(update={"settings": settings}), task, accumulates, largest_of, target
             )
 
-        return cls(places, memory_model)
+        plain = plan.settings.having(*(type(one)() for one in choices))
+        return cls(Places.of(task), memory_model, plain, choices)
 
-    def choose(self, micro: int, limit_bytes: int) -> tuple[int, ...] | None:
-        """The blocks whose recomputation costs least, such that the tensors' peak is at most a limit.
+    @property
+    def everywhere(self) -> list[Settings]:
+        """The plain settings, and each way everywhere: what the program is made from."""
+        return [self._plain, *(self._plain.having(*way) for way in self.variables.steps)]
+
+    def choose(self, micro: int, limit_bytes: int) -> Settings | None:
+        """The settings that cost least, such that the tensors' peak is at most a limit.
 
         Args:
             micro: samples in one forward pass, >= 1.
             limit_bytes: that the choice's own memory model holds at this micro-batch.
 
         Returns:
-            Their numbers, ascending; empty where nothing need be recomputed. None where neither all blocks nor any set
-            that was found are enough.
+            The plain ones where nothing need be done. None where neither what takes least nor anything that was found
+            is enough.
 
         Raises:
             Untraceable: the training asks for values that fake tensors do not have.
         """
-        if self._fits((), micro, limit_bytes):
-            return ()
-        if not self._all:
+        if self._fits(self._plain, micro, limit_bytes):
+            return self._plain
+        if not self.variables.places:
             return None
-        stock, recomputed = self.memory_model(()).at(micro), self.memory_model(self._all).at(micro)
-        peaks = stretch_peaks(stock, recomputed, self._holders, len(self._all))
-        costs, changes = self._costs(micro), [peak.change_bytes for peak in peaks]
+        base, changes = self._rows(micro)
+        costs, rules = self._costs(micro), self.variables.rules
         tried: list[tuple[int, ...]] = []
-        missed_bytes = 0
         for _ in range(_MOST_TRIES):
-            room = [limit_bytes - missed_bytes - peak.base_bytes for peak in peaks]
-            chosen = cheapest(costs, changes, room, tried)
+            chosen = cheapest(costs, changes, limit_bytes - base, tried, rules)
             if chosen is None:
                 break
-            if self._fits(chosen, micro, limit_bytes):
-                return chosen
+            settings = self.variables.settings(self._plain, chosen)
+            if self._fits(settings, micro, limit_bytes):
+                return settings
             tried.append(chosen)
-            expected = max(peak.at(chosen) for peak in peaks)
-            missed_bytes = max(missed_bytes, self.memory_model(chosen).peak_bytes(micro) - expected)
-        return self._all if self._fits(self._all, micro, limit_bytes) else None
+            expected = float((base + changes[:, list(chosen)].sum(axis=1)).max())
+            missed_bytes = max(0.0, self.memory_model(settings).peak_bytes(micro) - expected)
+            outside = next((number for number in chosen if self.variables.is_outside(number)), None)
+            if outside is None:
+                base = base + missed_bytes
+            else:  # of layers, a block's keep less for another's: what has none of that kind is as foreseen
+                changes[:, outside] += missed_bytes
+        least = min(self.smallest(micro), key=lambda settings: self.memory_model(settings).peak_bytes(micro))
+        return least if self._fits(least, micro, limit_bytes) else None
 
-    def cost(self, blocks: tuple[int, ...], micro: int) -> float:
-        """What recomputing blocks adds to a step: bytes moved, with operations converted to bytes by FLOPS_PER_BYTE.
+    def smallest(self, micro: int) -> list[Settings]:
+        """Of these the one that takes least may take least of all: each way everywhere, and what the program finds.
 
         Raises:
             Untraceable: the training asks for values that fake tensors do not have.
         """
-        costs = self._costs(micro) if blocks else ()
-        return sum(costs[number] for number in blocks)
+        found = smallest(*self._rows(micro), self.variables.rules) if self.variables.places else None
+        return [*self.everywhere, *([] if found is None else [self.variables.settings(self._plain, found)])]
 
-    def _fits(self, blocks: tuple[int, ...], micro: int, limit_bytes: int) -> bool:
-        return self.memory_model(blocks).peak_bytes(micro) <= limit_bytes
+    def cost(self, settings: Settings, micro: int) -> float:
+        """What settings add to a step: bytes moved, with operations converted to bytes by FLOPS_PER_BYTE.
+
+        Raises:
+            Untraceable: the training asks for values that fake tensors do not have.
+        """
+        chosen = self.variables.chosen(settings)
+        costs = self._costs(micro) if chosen else []
+        return sum(costs[number] for number in chosen)
+
+    def _fits(self, settings: Settings, micro: int, limit_bytes: int) -> bool:
+        return self.memory_model(settings).peak_bytes(micro) <= limit_bytes
+
+    def _rows(self, micro: int) -> tuple[np.ndarray, np.ndarray]:
+        """(stretches,): bytes as it stands; and (stretches, unknowns): what each adds."""
+        stock, *steps = (self.memory_model(settings).at(micro) for settings in self.everywhere)
+        peaks = stretch_peaks(stock, steps, self._holders, self.variables.num_blocks)
+        columns = [
+            peaks.whole[step] if block == -1 else peaks.changes[step, :, block] for step, block in self.variables.places
+        ]
+        return peaks.base_bytes, np.array(columns).reshape(len(columns), len(peaks.base_bytes)).T
 
     def _costs(self, micro: int) -> list[float]:
-        """The cost of recomputing each block: its work where all blocks are recomputed, less its work where none is.
-        What a block need not compute again, since backward reads none of it, is not in it. Work in a module that
-        several blocks share is split between them."""
-        costs = [0.0] * len(self._all)
-        for blocks, sign in ((self._all, 1), ((), -1)):
-            for (module, _), moved in _moved_bytes(self.memory_model(blocks), micro).items():
-                holders = holders_of(module, self._holders)
-                for number in holders:
-                    costs[number] += sign * moved / len(holders)
-        return [max(0.0, cost) for cost in costs]
+        """Of each unknown: the work with it everywhere less the work as it stands, in its place, with what counting
+        leaves out. What a block need not compute again, since backward reads none of it, is not in it. What trades time
+        is never taken to save any: layers that read less are yet seldom faster."""
+        plain = self._work(self._plain, micro)
+        added = []
+        for way in self.variables.steps:
+            more = np.maximum(self._work(self._plain.having(*way), micro) - plain, 0.0)
+            added.append(believed(Settings().having(*way)) * (plain + more) - plain)
+        return [
+            float(added[step].sum() if block == -1 else added[step][block]) for step, block in self.variables.places
+        ]
+
+    def _work(self, settings: Settings, micro: int) -> np.ndarray:
+        """(blocks + 1,): the work in each block, and last outside them. Work in a module that several blocks share is
+        split between them."""
+        found = np.zeros(self.variables.num_blocks + 1)
+        for (module, _), moved in _moved_bytes(self.memory_model(settings), micro).items():
+            holders = holders_of(module, self._holders) or (self.variables.num_blocks,)
+            found[list(holders)] += moved / len(holders)
+        return found
+
+
+def _without_blocks(choices: tuple[Technique, ...]) -> tuple[Technique, ...]:
+    """Those that do something where there are no blocks."""
+    return tuple(one for one in choices if one.adds_up != "blocks" or one.in_blocks((), 0) != type(one)())
+
+
+def believed(settings: Settings) -> float:
+    """Times as long as it is counted, by the prior of a search. What recomputing blocks takes is counted."""
+    gains = settings.having(Checkpointing()).prior_gains().values()
+    return math.exp(-sum(mean for mean, _ in gains))
 
 
 def _moved_bytes(memory_model: MemoryModel, micro: int) -> Mapping[tuple[str, Phase], float]:

@@ -1,17 +1,18 @@
-"""``ProcessChoice``: which blocks to recompute so that the whole process stays within a memory limit."""
+"""``ProcessChoice``: what to do in which blocks, and with the whole, for the process to stay within a memory limit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
-from ...techniques import Settings
+from ...techniques import Settings, Technique
 from ...techniques.checkpointing import Checkpointing
 from ..memory_model import MemoryModel
 from ..predictor import Predictor
 from ..tracing.fake_step import Untraceable
 from ..types import Interval
 from .block_choice import BlockChoice, Places
+from .variables import Variables
 
 _MOST_TRIES = 3
 """Attempts; each takes what the allocator added in the one before."""
@@ -20,54 +21,53 @@ _MOST_TRIES = 3
 class ProcessChoice:
     """Chooses for one combination of techniques, at any micro-batch and with any allocator."""
 
-    def __init__(self, places: Places, predictor: Callable[[Checkpointing], Predictor]) -> None:
+    def __init__(
+        self,
+        places: Places,
+        predictor: Callable[[Settings], Predictor],
+        choices: tuple[Technique, ...] = (Checkpointing(kind="blocks"),),
+    ) -> None:
         """
         Args:
             places: where the task's modules stand.
-            predictor: of the combination with this checkpointing; asked for often.
+            predictor: of the combination with settings chosen for it; asked for often.
+            choices: what is chosen from, of techniques that add up, as it is everywhere.
         """
-        self._places, self._predictor = places, predictor
-        self._all = tuple(range(places.num_blocks))
+        self._places, self._predictor, self._choices = places, predictor, choices
 
     def choose(
         self, settings: Settings, micro: int, limit_bytes: int, counts: Callable[[Interval], int]
-    ) -> tuple[int, ...] | None:
-        """The blocks whose recomputation costs least, such that the process stays within a limit.
+    ) -> Settings | None:
+        """The settings that cost least, such that the process stays within a limit.
 
         Args:
-            settings: whose allocator it is.
+            settings: of the combination, whose allocator it is; what they have of what is chosen does not matter.
             micro: samples in one forward pass, >= 1.
             limit_bytes: what the process may be charged.
             counts: of the interval of what it is charged, what is held against the limit.
 
         Returns:
-            Their numbers, ascending; empty where nothing need be recomputed, None where recomputing all is not enough.
+            The settings as they are where nothing need be done, None where what takes least is not enough.
 
         Raises:
             Untraceable: the step was probed, which does not tell what each block keeps.
         """
+        plain = settings.having(*(type(one)() for one in self._choices))
 
         @cache
-        def takes(blocks: tuple[int, ...]) -> int:
-            return counts(self._of(blocks).process(micro, settings))
+        def takes(chosen: Settings) -> int:
+            return counts(self._predictor(chosen).process(micro, settings))
 
-        def memory_model(blocks: tuple[int, ...]) -> MemoryModel:
-            found = self._of(blocks).memory_model(micro)
-            if not isinstance(found.memory_model, MemoryModel):
-                raise Untraceable(found.reason or "")
-            return found.memory_model
-
-        def added(blocks: tuple[int, ...]) -> float:
+        def added(chosen: Settings) -> float:
             """What the process is charged beyond the base, over the tensors' peak."""
-            return (takes(blocks) - base_bytes) / memory_model(blocks).peak_bytes(micro)
+            predictor = self._predictor(chosen)
+            return (takes(chosen) - predictor.base_bytes) / self._traced(chosen, micro).peak_bytes(micro)
 
-        if takes(()) <= limit_bytes:
-            return ()
-        if not self._all or takes(self._all) > limit_bytes:
-            return None
-        base_bytes = self._of(self._all).base_bytes
-        choice = BlockChoice(self._places, memory_model)
-        factor = min(added(()), added(self._all))
+        if takes(plain) <= limit_bytes:
+            return plain
+        choice = self.of(plain, micro)
+        base_bytes = self._predictor(plain).base_bytes
+        factor = min(map(added, choice.everywhere))
         for _ in range(_MOST_TRIES):
             chosen = choice.choose(micro, int((limit_bytes - base_bytes) / factor))
             if chosen is None:
@@ -75,7 +75,24 @@ class ProcessChoice:
             if takes(chosen) <= limit_bytes:
                 return chosen
             factor = added(chosen)
-        return self._all
+        least = min(choice.smallest(micro), key=takes)
+        return least if takes(least) <= limit_bytes else None
 
-    def _of(self, blocks: tuple[int, ...]) -> Predictor:
-        return self._predictor(Checkpointing.of(blocks, self._places.num_blocks))
+    def everywhere(self, settings: Settings) -> Iterator[Settings]:
+        """Each combination of what is chosen from, everywhere."""
+        plain = settings.having(*(type(one)() for one in self._choices))
+        return Variables(self._choices, self._places.num_blocks).everywhere(plain)
+
+    def of(self, plain: Settings, micro: int) -> BlockChoice:
+        """The choice by the tensors' peak alone.
+
+        Raises:
+            Untraceable: by :meth:`BlockChoice.choose`: the step was probed.
+        """
+        return BlockChoice(self._places, lambda settings: self._traced(settings, micro), plain, self._choices)
+
+    def _traced(self, settings: Settings, micro: int) -> MemoryModel:
+        found = self._predictor(settings).memory_model(micro)
+        if not isinstance(found.memory_model, MemoryModel):
+            raise Untraceable(found.reason or "")
+        return found.memory_model

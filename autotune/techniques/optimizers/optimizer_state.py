@@ -46,6 +46,7 @@ class OptimizerState(Technique):
     stage: ClassVar[Stage] = Stage.OPTIMIZER
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors"})
     trades_time: ClassVar[bool] = True
+    adds_up: ClassVar[Literal["whole"]] = "whole"
     purposes: ClassVar[Mapping[str, str]] = {
         "bf16": "Keeps the optimizer's averages in bfloat16: half of their memory.",
         "8bit": "Keeps the optimizer's averages as 8-bit codes in blocks of 256: a quarter of their memory.",

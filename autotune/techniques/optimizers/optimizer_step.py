@@ -39,6 +39,7 @@ class OptimizerStep(Technique):
     stage: ClassVar[Stage] = Stage.OPTIMIZER
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors"})
     trades_time: ClassVar[bool] = True
+    adds_up: ClassVar[Literal["whole"]] = "whole"
     not_in_scripts: ClassVar[str] = "the script may clip or log gradients, which would be gone"
     purposes: ClassVar[Mapping[str, str]] = {
         "in_backward": "Updates each parameter within backward, and frees its gradient at once; the same arithmetic.",

@@ -108,6 +108,9 @@ class Technique(BaseModel):
     """Whether ``choices`` are ordered from small to large, so that a sampler may interpolate."""
     trades_time: ClassVar[bool] = False
     """Whether it only trades time for memory: it is no first guess where the reference fits."""
+    adds_up: ClassVar[Literal["blocks", "whole"] | None] = None
+    """Whether what a setting saves and costs adds up with what others do, so that all are chosen together: ``blocks``,
+    in each of the model's blocks by itself (:meth:`in_blocks`), or as a ``whole``."""
     directive: ClassVar[Technique | None] = None
     """What a search space may list in place of a setting, to let the search find it."""
     purposes: ClassVar[Mapping[str, str]] = {}
@@ -204,6 +207,20 @@ class Technique(BaseModel):
         """Of these choices of this technique, the user's own included, those whose memory does not lie between others':
         each is worth an estimate of its own."""
         return tuple(choices)
+
+    def in_blocks(self, numbers: Sequence[int], num_blocks: int) -> Self:
+        """This setting in some of the model's blocks, and outside them; what it is in all of them is itself. For
+        settings that add up by ``blocks``.
+
+        Args:
+            numbers: of the blocks, from 0 in the model's order; ascending.
+            num_blocks: that there are.
+        """
+        raise NotImplementedError
+
+    def numbers(self, num_blocks: int) -> tuple[int, ...]:
+        """In which of so many blocks this setting is, ascending. For settings that add up by ``blocks``."""
+        raise NotImplementedError
 
     def as_predicted(self, facts: Facts) -> Self:
         """This setting with only what predictions of memory and work depend on."""
