@@ -17,7 +17,7 @@ from autotune.task import Task
 from autotune.techniques import Settings
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
-from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 
 MICRO, NUM_BLOCKS, WIDTH = 16, 2, 32
 RECOMPUTED, SAVING, IN_BACKWARD = Checkpointing(kind="blocks"), Layers(kind="exact"), OptimizerStep(kind="in_backward")
