@@ -11,7 +11,7 @@ from ..techniques.batch import Batch
 from .cut import Cut
 from .positions import Position
 
-_MICRO_BATCHES_IN_TOKENS = 8
+_MICRO_BATCHES_IN_TOKENS = 16
 """Micro-batches that cost, by being made, what computing all the tokens of one does."""
 
 
@@ -53,7 +53,7 @@ class TokenCut(Cut):
 
 def grouped(samples: Sequence[int], lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """The samples, longest first, cut where least is computed: a group takes its longest sample times its number, which
-    is at most so many tokens, and an eighth of these for being one more. A sample that is longer by itself is a group
+    is at most so many tokens, and a sixteenth of these for being one more. A sample that is longer by itself is a group
     of its own."""
     ranked = sorted(samples, key=lambda sample: -lengths[sample])  # stable: equal lengths stay in their order
     own = tokens / _MICRO_BATCHES_IN_TOKENS

@@ -46,10 +46,10 @@ def samples_of(batch):
 
 
 def test_a_step_is_cut_by_hand():
-    """In 16 tokens, and 2 for each group: 9 and 8 alone, 5 + 4 as two of 5, 3 + 2 + 1 as three of 3. That is 36
-    and 8. With 8 and 5 together, 4 would be with 3 + 2 + 1, as four of 4: 41 and 6."""
-    lengths = [9, 3, 5, 2, 8, 4, 1]
-    assert grouped(range(7), lengths, 16) == [[0], [4], [2, 5], [1, 3, 6]]
+    """In 32 tokens, and 2 for each group: 20 alone, 6 + 5 as two of 6, three of 2. That is 38 and 6. With 6 and 5 apart
+    it would be 37 and 8; in the fewest groups, of which 5 + 2 + 2 + 2 is one of 20, 46 and 6."""
+    lengths = [6, 2, 20, 2, 5, 2]
+    assert grouped(range(6), lengths, 32) == [[2], [0, 4], [1, 3, 5]]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -59,7 +59,7 @@ def test_no_cut_takes_less(seed):
     lengths = sorted((rng.randint(1, 9) for _ in range(7)), reverse=True)
 
     def takes(groups):
-        return sum(lengths[group[0]] * len(group) + 2 for group in groups)
+        return sum(lengths[group[0]] * len(group) + 1 for group in groups)
 
     def cuts(left):
         yield from ([left[:1], *rest] for rest in cuts(left[1:])) if left else [[]]
