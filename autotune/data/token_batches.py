@@ -12,7 +12,7 @@ from .cut import Cut
 from .positions import Position
 
 _MICRO_BATCHES_IN_TOKENS = 16
-"""Micro-batches that cost, by being made, what computing all the tokens of one does."""
+"""Starting so many micro-batches is taken to cost as much as computing one that has all the tokens."""
 
 
 class TokenCut(Cut):
@@ -98,8 +98,8 @@ def even_groups(groups: list[list[int]], lengths: Sequence[int], tokens: int, si
 
 def extremes(lengths: Sequence[int], batch: Batch) -> list[list[int]]:
     """No micro-batch of a :class:`TokenCut` takes more memory than these, whatever the order of samples: the largest by
-    samples, by tokens, and by tokens times length, the longest first. They are samples that follow each other by
-    length, which a step that has them leaves together where they are about as long.
+    samples, by tokens, and by tokens times length, the longest first. Each is made of samples that follow each other
+    by length. A step that cuts them apart takes less.
 
     Memory that grows with each of these, as that of layers and of attention does, is largest at one of them or close to
     it.

@@ -57,7 +57,7 @@ class Layers(Technique):
             return super().describe(facts)
         beside = {"recompute": " that recompute norms", "rounding": " with 8-bit derivatives"}.get(self.kind, "")
         where = ", ".join(map(str, self.spared))
-        spared = f" but in block{'s' * (len(self.spared) > 1)} {where}" if where else ""
+        spared = f" except in block{'s' * (len(self.spared) > 1)} {where}" if where else ""
         return f"memory-saving layers{beside}{spared}"
 
     @classmethod

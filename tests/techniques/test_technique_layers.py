@@ -98,5 +98,5 @@ def test_blocks_that_are_spared_must_be_there():
 
 
 def test_spared_blocks_are_said():
-    assert Layers(kind="exact", spared=(0, 2)).describe() == "memory-saving layers but in blocks 0, 2"
-    assert Layers(kind="exact", spared=(1,)).describe() == "memory-saving layers but in block 1"
+    assert Layers(kind="exact", spared=(0, 2)).describe() == "memory-saving layers except in blocks 0, 2"
+    assert Layers(kind="exact", spared=(1,)).describe() == "memory-saving layers except in block 1"

@@ -92,8 +92,8 @@ class Access:
 
 
 class RefuseStreams:
-    """An ASGI middleware: of who has all the event streams that a token may have, more are refused here, for a tenth of
-    what it takes to find out what is asked for."""
+    """An ASGI middleware. A token that has all the event streams that it may have is refused another one here, before
+    the route is found and the search is read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
