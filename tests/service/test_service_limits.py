@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from service_runs import OPTIONS, bearer, listening
+from starlette.datastructures import Headers
 
 from autotune.service.client import Client, ServiceError
 from autotune.service.service import Service, open_service
@@ -148,12 +149,16 @@ def test_a_token_has_so_many_streams(tmp_path):
         assert first.status_code == 200
         refused = httpx.get(path, headers={**bearer(token), "Accept": "text/event-stream"})
         assert (refused.status_code, "2 event streams" in refused.text) == (429, True)
+        assert app.state.access.refused_stream(Headers(bearer(token))) is not None  # before the route is found
         assert httpx.get(path, headers=bearer(token)).status_code == 200
         assert opened(service.tokens.create("ann", "read", 3600.0)[1]).status_code == 200
         first.close()
         while (again := opened(token)).status_code == 429:
             pass
         assert again.status_code == 200
+        again.close()
+        while app.state.access.refused_stream(Headers(bearer(token))) is not None:
+            pass
 
 
 @pytest.mark.medium
