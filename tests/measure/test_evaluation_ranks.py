@@ -21,9 +21,10 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.parallel import Parallel
 
-SLOW_S, MOST_S = 1.0, 0.5
-"""One process is late with its third call, and only then beyond the time that an evaluation has, by clocks that stand
-still but for that: nothing else takes time."""
+SLOW_S, MOST_S = 5.0, 0.5
+"""One process is late with its third call, and only then beyond the time that an evaluation has, which is eight times
+``MOST_S`` where fewer than eight batches do not tell whether something piles up. The clocks stand still but for that:
+nothing else takes time."""
 
 
 CASES = {"first": ("fsdp", 0, False), "second": ("fsdp", 1, False), "averages": ("ddp", 0, True)}

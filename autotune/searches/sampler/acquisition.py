@@ -99,6 +99,17 @@ class Acquisition:
         speed = Range.of(float(self.speed.mean[number]), float(self.speed.variance[number]) + self.speed.noise_variance)
         return Forecast(samples_per_s=speed, peak_bytes=peak)
 
+    def propose(self, left: Indices) -> int:
+        """The most promising of what is left. As long as nothing that was measured can be used, and nothing left is
+        expected to gain :data:`GAIN` over what is taken for the best: that one.
+
+        Args:
+            left: at least one.
+        """
+        if self.best is None and self._expected_best in left and self.gain[left].max() < GAIN:
+            return self._expected_best
+        return int(left[np.argmax(self.promise()[left])])
+
     def promise(self) -> Array:
         """(configurations,): expected gain in speed, if it can be used, over the cost."""
         harmless = self._chance(self._log_margin)
@@ -155,18 +166,20 @@ class Acquisition:
 
     @cached_property
     def _above_best(self) -> tuple[Array, Array]:
-        """(configurations,): mean and standard deviation of how much faster than the best, in logarithms.
-
-        As long as nothing that was measured can be used, the best is the fastest of those that are as sure as any to
-        be: the next trial would bring that one.
-        """
-        best = self.best
-        if best is None:
-            sure = np.flatnonzero(self.chance_usable >= _SURE * self.chance_usable.max())
-            best = int(sure[np.argmax(self.speed.mean[sure])])
+        """(configurations,): mean and standard deviation of how much faster than the best, in logarithms."""
+        best = self._expected_best
         between = self.speed.covariance(np.arange(len(self.speed.mean)), np.array([best]))[:, 0]
         variance = self.speed.variance + self.speed.variance[best] - 2 * between
         return self.speed.mean - self.speed.mean[best], np.sqrt(np.maximum(variance, _TINY))
+
+    @cached_property
+    def _expected_best(self) -> int:
+        """The best. As long as nothing that was measured can be used, the fastest of those that are as sure as any to
+        be: the next trial would bring that one."""
+        if self.best is not None:
+            return self.best
+        sure = np.flatnonzero(self.chance_usable >= _SURE * self.chance_usable.max())
+        return int(sure[np.argmax(self.speed.mean[sure])])
 
     @property
     def _room(self) -> Array:

@@ -96,7 +96,7 @@ class ExpectedGainSampler(BaseSampler):
         left = self._left(acquisition)
         if len(left) == 0:
             return acquisition.best or 0
-        return int(left[np.argmax(acquisition.promise()[left])])
+        return acquisition.propose(left)
 
     def forecast(self, params: Mapping[str, Any]) -> Forecast | None:
         """What was believed of a configuration when the last proposal was made; None where it is none of them."""
