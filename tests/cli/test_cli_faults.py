@@ -124,7 +124,10 @@ def test_a_joined_cluster_that_dies_is_an_error_with_what_to_do(folder: Path):
 
 @pytest.mark.slow
 def test_a_full_disk_for_temporary_files_ends_a_search_that_goes_on_once_there_is_room(folder: Path, small_disk: Path):
-    """Every trial was stored as crashed, and the plan was the reference."""
+    """Every trial was stored as crashed, and the plan was the reference. There are more configurations than can be
+    measured before the disk is full."""
+    with (folder / "space.yaml").open("a") as space:
+        space.write("optimizer: [{kind: default}, {kind: for_loop}, {kind: foreach}]\n")
     options = ("search", "healthy.py", "--executor", "local", "--trials", "9", "--sampler", "random", *SHORT)
     running = start(*options, cwd=folder, TMPDIR=str(small_disk))
     running.read_until("reference:")
