@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autotune.estimates.checkpointing import block_choice
 from autotune.estimates.checkpointing.block_choice import BlockChoice
+from autotune.estimates.checkpointing.block_peaks import stretch_peaks
 from autotune.estimates.checkpointing.knapsack import Rules, cheapest, smallest
 from autotune.estimates.checkpointing.variables import Variables
 from autotune.plan import Plan
@@ -142,3 +145,22 @@ def test_the_set_whose_largest_row_is_smallest():
     """Rows of 10 and 8: the first thing brings 3 and 9, the second 7 and 2, both 0 and 3."""
     assert smallest((10, 8), ((-7, -3), (1, -6))) == (0, 1)
     assert smallest((10, 8), ((-7, -3), (1, -6)), Rules(one_of=((0, 1),))) == (1,)
+
+
+def test_layers_that_are_foreseen_to_save_too_much_are_chosen_anew(monkeypatch):
+    """What the first choice misses is believed of that kind of layers wherever it is."""
+    choice = BlockChoice.of(
+        Plan(settings=Settings(), budget={"device": "cpu"}), TASKS["transformer"], choices=(SAVING,)
+    )
+    stock, every = (
+        choice.memory_model(Settings(layers=one)).peak_bytes(MICRO) for one in (Layers(), Layers(kind="exact"))
+    )
+
+    def too_low(*args):
+        found = stretch_peaks(*args)
+        return replace(found, base_bytes=(found.base_bytes * 0.97).astype(int))
+
+    monkeypatch.setattr(block_choice, "stretch_peaks", too_low)
+    for share in (0.8, 0.6, 0.4, 0.2, 0.0):
+        limit = round(every + share * (stock - every))
+        assert choice.memory_model(choice.choose(MICRO, limit)).peak_bytes(MICRO) <= limit

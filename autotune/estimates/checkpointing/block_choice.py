@@ -187,7 +187,7 @@ class BlockChoice:
         columns = [
             peaks.whole[step] if block == -1 else peaks.changes[step, :, block] for step, block in self.variables.places
         ]
-        return peaks.base_bytes, np.array(columns).reshape(len(columns), len(peaks.base_bytes)).T
+        return peaks.base_bytes, np.array(columns, dtype=float).reshape(len(columns), len(peaks.base_bytes)).T
 
     def _costs(self, micro: int) -> list[float]:
         """Of each unknown: the work with it everywhere less the work as it stands, in its place, with what counting
