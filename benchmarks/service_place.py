@@ -103,9 +103,12 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def wait_s(self) -> float:
-        """How long its threads were ready to run, and others had the processors, since its start."""
-        stats = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
-        return sum(int(each.read_text().split()[1]) for each in stats) / 1e9
+        """How long the threads that it has were ready to run, and others had the processors, since its start."""
+        waited_ns = 0
+        for each in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                waited_ns += int(each.read_text().split()[1])
+        return waited_ns / 1e9
 
 
 def _serve(

@@ -27,7 +27,9 @@ KINDS: dict[str, dict[str, bool]] = {"exact": {}, "rounding": {"rounding": True}
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
+    """A model's forward and backward, with the same random numbers each time."""
+
     model: nn.Module
     loss: Callable[[nn.Module], Tensor]
 
@@ -71,14 +73,14 @@ def compare(model: nn.Module, loss: Callable[[nn.Module], Tensor], rounds: int, 
     """
     peer, error = _peer_step(model, loss)
     steps = {
-        "stock": _Step(model, loss),
+        "stock": Step(model, loss),
         **peer,
-        "ours": _Step(convert(copy.deepcopy(model), loss, **KINDS[kind]), loss),
+        "ours": Step(convert(copy.deepcopy(model), loss, **KINDS[kind]), loss),
     }
     kept = {key: step.kept_bytes() for key, step in steps.items()}
     peaks = {key: step.peak_bytes() for key, step in steps.items()}
-    seconds = _take_turns(steps, rounds)
-    ratios = {key: _ratios(taken, seconds["stock"]) for key, taken in seconds.items() if key != "stock"}
+    seconds = take_turns(steps, rounds)
+    ratios = {key: ratios_of(taken, seconds["stock"]) for key, taken in seconds.items() if key != "stock"}
     return {
         "kind": kind,
         "peer_error": error,
@@ -92,19 +94,20 @@ def compare(model: nn.Module, loss: Callable[[nn.Module], Tensor], rounds: int, 
     }
 
 
-def _peer_step(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tuple[dict[str, _Step], str | None]:
+def _peer_step(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tuple[dict[str, Step], str | None]:
     try:
         converted = converted_by_peer(model)
         if converted is None:
             return {}, None
-        step = _Step(converted, loss)
+        step = Step(converted, loss)
         step()
     except Exception as error:  # noqa: BLE001 - whatever the peer raises is its result
         return {}, f"{type(error).__name__}: {error}".splitlines()[0]
     return {"peer": step}, None
 
 
-def _take_turns(steps: dict[str, _Step], rounds: int) -> dict[str, list[float]]:
+def take_turns(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each step, in rounds of all of them."""
     seconds: dict[str, list[float]] = {key: [] for key in steps}
     order, shuffler = list(steps), random.Random(0)
     for _ in range(rounds):
@@ -116,7 +119,8 @@ def _take_turns(steps: dict[str, _Step], rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def _ratios(taken: list[float], stock: list[float]) -> list[float]:
+def ratios_of(taken: list[float], stock: list[float]) -> list[float]:
+    """By round."""
     return [one / other for one, other in zip(taken, stock, strict=True)]
 
 

@@ -29,7 +29,9 @@ def is_of_step(kind: type[Technique]) -> bool:
     return "tensors" in kind.affects and not kind.affects & {"function", "samples"}
 
 
-DEFAULT = tuple(name for name, one in TECHNIQUES.items() if one.trades_time and is_of_step(one))
+DEFAULT = tuple(
+    name for name, one in TECHNIQUES.items() if one.trades_time and is_of_step(one) and not one.only_where_listed
+)
 """Those that trade time for memory, and keep batch and function."""
 
 

@@ -32,6 +32,7 @@ from .precision import Kind, Precision
 from .support.base import Effect, Exactness, LoaderSpec, Program, Stage, Technique
 from .support.environment import joined
 from .support.facts import Device, Facts
+from .tiles import Tiles
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,6 +62,7 @@ class Settings(BaseModel):
     pruning: Pruning = Pruning()
     low_rank: LowRank = LowRank()
     layers: Layers = Layers()
+    tiles: Tiles = Tiles()
     checkpointing: Checkpointing = Checkpointing()
     memory_format: MemoryFormat = MemoryFormat()
     compile: Compile = Compile()

@@ -17,6 +17,7 @@ from ..techniques.checkpointing import find_blocks
 from ..techniques.optimizers.optimizer import supported_implementations
 from ..techniques.optimizers.optimizer_state import OptimizerState
 from ..techniques.optimizers.sparse_gradients import SparseGradients
+from ..techniques.support.feed_forward import find_feed_forwards
 from ..training.fingerprint import fingerprint
 from ..units import MIB
 from .zoo import BATCH_SIZE, once_each
@@ -72,6 +73,7 @@ def facts_of(task: Task) -> Facts:
         "conv_dims": tuple({_CONVOLUTIONS[type(module)] for module in modules if type(module) in _CONVOLUTIONS}),
         "pruning_obstacle": obstacle(model),
         "linear_features": linear_features(model),
+        "num_feed_forwards": len(find_feed_forwards(model)),
         "variants": {name: sum(p.numel() for p in build().parameters()) for name, build in task.variants.items()},
         "dataset_length": None if stream else len(dataset),
         "dataset_kind": "iterable" if stream else "map",

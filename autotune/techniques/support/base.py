@@ -50,8 +50,10 @@ class Stage(IntEnum):
     """Weights that are left become products of two."""
     LAYERS = auto()
     """Layers become others."""
+    TILES = auto()
+    """Parts of blocks, with the layers that they have now, compute some positions at a time."""
     CHECKPOINTING = auto()
-    """Blocks, with the layers that they have now, are wrapped."""
+    """Blocks, with all that is in them, are wrapped."""
     DEVICE = auto()
     """The model is moved to its device, then the order of its tensors' elements changes."""
     PRECISION = auto()
@@ -108,6 +110,8 @@ class Technique(BaseModel):
     """Whether ``choices`` are ordered from small to large, so that a sampler may interpolate."""
     trades_time: ClassVar[bool] = False
     """Whether it only trades time for memory: it is no first guess where the reference fits."""
+    only_where_listed: ClassVar[bool] = False
+    """Whether nobody chooses from it who was not asked to: the presets of a search, and ``fit``, leave it out."""
     adds_up: ClassVar[Literal["blocks", "whole"] | None] = None
     """Whether what a setting saves and costs adds up with what others do, so that all are chosen together: ``blocks``,
     in each of the model's blocks by itself (:meth:`in_blocks`), or as a ``whole``."""

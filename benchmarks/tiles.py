@@ -1,0 +1,122 @@
+"""What tiles save and cost, in training steps of two models of transformers on long inputs.
+
+    python -m benchmarks.tiles --keep  # three minutes
+
+Four blocks of GPT-2 (256 features, 1,024 inside, dropout 0.1 but in its attention) and of LLaMA (256, 1,024 twice),
+2,048 positions, without a head, whose logits would be the peak. Each plan's step takes turns with the stock step. The
+peak is the largest running sum of what a step allocates and frees, beside the model's weights; predicted: the same,
+before it ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import autotune
+from autotune import Plan, Task
+from autotune.estimates.memory_model import fit_memory_model
+from autotune.plan import Budget
+from autotune.techniques import Settings
+from autotune.units import MIB
+
+from .rows import save_rows
+from .steps import Step, ratios_of, take_turns
+
+LENGTH = 2048
+_TILES = {"tiles": {"kind": "feed_forward"}}
+_BLOCKS = {"checkpointing": {"kind": "blocks"}}
+_EXACT = {"layers": {"kind": "exact"}}
+PLANS: dict[str, dict[str, Any]] = {
+    "stock": {}, "tiles": _TILES, "layers": _EXACT, "tiles, layers": _TILES | _EXACT, "blocks": _BLOCKS,
+    "tiles, blocks": _TILES | _BLOCKS,
+}  # fmt: skip
+
+
+def _gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2Model
+
+    size = {"n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": LENGTH}
+    return GPT2Model(GPT2Config(**size, attn_pdrop=0.0, use_cache=False))
+
+
+def _llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaModel
+
+    size = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
+    return LlamaModel(LlamaConfig(**size, use_cache=False))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": _gpt2, "llama": _llama}
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    found: Tensor = model(input_ids=batch).last_hidden_state.square().mean()
+    return found
+
+
+def measure(name: str, rounds: int) -> list[dict[str, Any]]:
+    """One model with each plan."""
+    words = torch.randint(0, 1000, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False)  # noqa: E731 - it needs no memory
+    task = Task(MODELS[name], lambda: [words[0]] * 4, loss_of, build_optimizer=sgd, batch_size=1)
+    torch.manual_seed(0)
+    stock = MODELS[name]()
+    blocks = [key for key, module in stock.named_modules() if isinstance(module, nn.ModuleList)]
+    steps, predicted = {}, {}
+    for key, settings in PLANS.items():
+        plan = Plan(settings=Settings.model_validate(settings), budget=Budget(device="cpu"))
+        applied = copy.deepcopy(stock)
+        run = lambda model: loss_of(model, words)  # noqa: E731
+        model = autotune.apply_to_model(plan, applied, blocks=blocks, run=run)
+        steps[key] = Step(model, run)
+        live = fit_memory_model(plan, task).at(1).live_bytes()
+        predicted[key] = max(live) - live[0]
+    peaks = {key: step.peak_bytes() for key, step in steps.items()}
+    seconds = take_turns(steps, rounds)
+    rows = []
+    for key, taken in seconds.items():
+        ratios = ratios_of(taken, seconds["stock"])
+        rows.append(
+            {
+                "model": name,
+                "plan": key,
+                "threads": torch.get_num_threads(),
+                "peak_mib": round(peaks[key] / MIB),
+                "predicted_mib": round(predicted[key] / MIB),
+                "seconds": [round(one, 3) for one in taken],
+                "time_ratio": round(statistics.median(ratios), 3),
+                "time_spread": [round(min(ratios), 3), round(max(ratios), 3)],
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Measure each model, and print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=MODELS, action="append", help="default: all")
+    parser.add_argument("--rounds", type=int, default=7, help="of a step of each plan")
+    parser.add_argument("--keep", action="store_true", help="add the rows to results/tiles-cpu.jsonl")
+    arguments = parser.parse_args()
+    for name in arguments.only or MODELS:
+        rows = measure(name, arguments.rounds)
+        for row in rows:
+            low, high = row["time_spread"]
+            print(
+                f"{name}, {row['plan']}: peak {row['peak_mib']} MiB ({row['predicted_mib']} predicted), "
+                f"{row['time_ratio']:.2f} times the stock step ({low:.2f} to {high:.2f})",
+                flush=True,
+            )
+        if arguments.keep:
+            save_rows("tiles", "cpu", rows)
+
+
+if __name__ == "__main__":
+    main()
