@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from ..support.base import Run, Stage
 from ..support.facts import Facts
 from ..support.lossy import Lossy
-from ..support.rows import (
-    LEAST_ROWS,
-    classes_obstacle,
-    conflict_of_rows,
-    is_worth,
-    obstacle,
-    update_rows,
-    use_rows,
-    use_tables,
-)
+from ..support.rows import LEAST_ROWS, Rows, classes_obstacle, is_worth, obstacle
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
-
-    from .. import Settings
 
 _CLASSES = ("Adam", "AdamW")
 
 
-class LazyAdam(Lossy):
+class LazyAdam(Rows, Lossy):
     """Update by Adam or AdamW only the rows of an embedding that a batch used.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html
     """
 
     name: ClassVar[str] = "lazy_adam"
-    goes_by: ClassVar[str | None] = "optimizer state"
-    stage: ClassVar[Stage] = Stage.OPTIMIZER
-    not_in_scripts: ClassVar[str] = "the script may clip or read gradients, which would be sparse"
     purposes: ClassVar[Mapping[str, str]] = {
         "none": "Updates every row of an embedding at each step.",
         "rows": "Updates only the rows of an embedding that a batch used: averages and weight decay leave the others "
@@ -74,33 +58,6 @@ class LazyAdam(Lossy):
             "autotune.apply_to_optimizer in a script that does neither, or leave that row out."
         )
 
-    def conflicts(self, settings: Settings) -> str | None:
-        """What wants dense gradients."""
-        return None if self.kind == "none" else conflict_of_rows(settings)
-
-    def undo(self, model: nn.Module) -> nn.Module:
-        """Gradients become dense again."""
-        use_tables(model)
-        return model
-
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
-        """Have gradients of large tables be sparse.
-
-        Raises:
-            PlanError: the model has no table that could.
-        """
-        if self.kind != "none":
-            use_rows(model, self.least_rows, self.name)
-        return model
-
-    def on_optimizer(
-        self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
-    ) -> torch.optim.Optimizer:
-        """Have it update the rows that are in a sparse gradient; state dicts stay Adam's.
-
-        Raises:
-            PlanError: it is none of these classes, or gradients are clipped.
-        """
-        if self.kind == "none":
-            return optimizer
-        return update_rows(optimizer, classes_obstacle(optimizer, _CLASSES), max_grad_norm, self.name)
+    def in_way_of(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """It is none of these classes."""
+        return classes_obstacle(optimizer, _CLASSES)

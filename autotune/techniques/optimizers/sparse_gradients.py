@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ..support.base import Effect, Run, Stage, Technique
+from ..support.base import Effect
 from ..support.facts import Facts
-from ..support.rows import (
-    LEAST_ROWS,
-    classes_obstacle,
-    conflict_of_rows,
-    facts_of_tables,
-    is_worth,
-    obstacle,
-    update_rows,
-    use_rows,
-    use_tables,
-)
+from ..support.rows import LEAST_ROWS, Rows, classes_obstacle, facts_of_tables, is_worth, obstacle
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from .. import Settings
 
 _CLASSES = ("SGD", "Adagrad")
 """Which leave a row alone whose gradient is 0, unless they are set to more."""
@@ -33,17 +21,14 @@ _MOVES = ("momentum", "weight_decay")
 """What moves it then."""
 
 
-class SparseGradients(Technique):
+class SparseGradients(Rows):
     """Whether an embedding's gradient is a whole table, mostly zeros, or the rows that a batch used.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html
     """
 
     name: ClassVar[str] = "sparse_gradients"
-    goes_by: ClassVar[str | None] = "optimizer state"
-    stage: ClassVar[Stage] = Stage.OPTIMIZER
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update"})
-    not_in_scripts: ClassVar[str] = "the script may clip or read gradients, which would be sparse"
     purposes: ClassVar[Mapping[str, str]] = {
         "sparse": "Makes and updates only the rows of an embedding that a batch used; the others would not change.",
     }
@@ -81,37 +66,9 @@ class SparseGradients(Technique):
             "sparse=True in a script that does neither, or leave that row out."
         )
 
-    def conflicts(self, settings: Settings) -> str | None:
-        """What wants dense gradients."""
-        return None if self.kind == "dense" else conflict_of_rows(settings)
-
-    def undo(self, model: nn.Module) -> nn.Module:
-        """Gradients become dense again."""
-        use_tables(model)
-        return model
-
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
-        """Have gradients of large tables be sparse.
-
-        Raises:
-            PlanError: the model has no table that could.
-        """
-        if self.kind != "dense":
-            use_rows(model, self.least_rows, self.name)
-        return model
-
-    def on_optimizer(
-        self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
-    ) -> torch.optim.Optimizer:
-        """Have it update the rows that are in a sparse gradient. What an earlier plan did is off by now: the state's
-        own row is before this one, and has all parameters gathered.
-
-        Raises:
-            PlanError: the optimizer would move other rows too, or gradients are clipped.
-        """
-        if self.kind == "dense":
-            return optimizer
-        return update_rows(optimizer, _moves_rows(optimizer), max_grad_norm, self.name)
+    def in_way_of(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """It moves rows whose gradient is 0."""
+        return _moves_rows(optimizer)
 
 
 def _moves_rows(optimizer: torch.optim.Optimizer) -> str | None:

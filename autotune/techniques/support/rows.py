@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...errors import PlanError
 from ...units import MIB
 from .apart import step_of, update_apart
+from .base import Run, Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -47,42 +48,8 @@ def obstacle(facts: Facts) -> str | None:
     return None if facts.max_grad_norm is None else _OF_CLIPPING
 
 
-def conflict_of_rows(settings: Settings) -> str | None:
-    """What of other settings does not go with gradients of rows."""
-    if settings.parallel.kind != "none":
-        return f"{_OF_RANKS}: use kind: none for parallel"
-    if settings.optimizer_step.kind != "after_backward":
-        return "rows are updated once backward has ended: use kind: after_backward for optimizer_step"
-    if settings.optimizer_state.kind != "default":
-        return "state in fewer bits is of whole tables: use kind: default for optimizer_state"
-    if any(one.scales_loss for one in settings.techniques()):
-        return "the loss scaler was not tried with gradients of rows: use bf16"
-    return None
-
-
 _OF_RANKS = "several processes exchange dense gradients"
 _OF_CLIPPING = "torch does not clip the norm of sparse gradients"
-
-
-def use_rows(model: nn.Module, least_rows: int, name: str) -> None:
-    """Have the gradients of a model's tables be sparse.
-
-    Raises:
-        PlanError: the model has no such table.
-    """
-    found = [*_embeddings(model, least_rows)]
-    able = [module for _, module, reason in found if reason is None]
-    if not able:
-        raise PlanError(f"settings.{name}: {next((reason for *_, reason in found), _NO_TABLE)}. Leave that row out.")
-    for module in able:
-        module.sparse = module._autotune_rows = True  # type: ignore[assignment]
-
-
-def use_tables(model: nn.Module) -> None:
-    """Take that off."""
-    for module in model.modules():
-        if module.__dict__.pop("_autotune_rows", False):
-            module.sparse = False  # type: ignore[assignment]
 
 
 def _embeddings(model: nn.Module, least_rows: int) -> Iterator[tuple[str, nn.Module, str | None]]:
@@ -121,25 +88,79 @@ def classes_obstacle(optimizer: torch.optim.Optimizer, classes: Collection[str])
     return f"it takes torch's {' or '.join(classes)}, but got {name}"
 
 
-def update_rows(
-    optimizer: torch.optim.Optimizer, reason: str | None, max_grad_norm: float | None, name: str
-) -> torch.optim.Optimizer:
-    """Have an optimizer update, of a table with a sparse gradient, the rows that are in it, by its own class.
+class Rows(Technique):
+    """Gradients of tables have the rows that a batch used, and an optimizer updates those alone."""
 
-    Args:
-        optimizer: it stays the object that schedulers, checkpoints and hooks know, and its state as its class has it.
-        reason: what stands in the way, in words.
-        max_grad_norm: what the norm of all gradients is clipped at.
-        name: of the technique.
+    goes_by: ClassVar[str | None] = "optimizer state"
+    stage: ClassVar[Stage] = Stage.OPTIMIZER
+    not_in_scripts: ClassVar[str] = "the script may clip or read gradients, which would be sparse"
 
-    Raises:
-        PlanError: something stands in the way.
-    """
-    reason = reason or (None if max_grad_norm is None else _OF_CLIPPING)
-    if reason is not None:
-        raise PlanError(f"settings.{name}: {reason}. Leave that row out.")
-    update_apart(optimizer, optimizer, _has_rows, _updated)
-    return optimizer
+    if TYPE_CHECKING:  # fields of each
+        kind: str
+        least_rows: int
+
+    def in_way_of(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """Why an optimizer would not leave other rows alone, in words; None where it would."""
+        raise NotImplementedError
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it does anything."""
+        return bool(self.kind != type(self).model_fields["kind"].default)
+
+    def conflicts(self, settings: Settings) -> str | None:
+        """What wants dense gradients."""
+        if not self.is_on:
+            return None
+        if settings.parallel.kind != "none":
+            return f"{_OF_RANKS}: use kind: none for parallel"
+        if settings.optimizer_step.kind != "after_backward":
+            return "rows are updated once backward has ended: use kind: after_backward for optimizer_step"
+        if settings.optimizer_state.kind != "default":
+            return "state in fewer bits is of whole tables: use kind: default for optimizer_state"
+        if any(one.scales_loss for one in settings.techniques()):
+            return "the loss scaler was not tried with gradients of rows: use bf16"
+        return None
+
+    def undo(self, model: nn.Module) -> nn.Module:
+        """Gradients become dense again."""
+        for module in model.modules():
+            if module.__dict__.pop("_autotune_rows", False):
+                module.sparse = False  # type: ignore[assignment]
+        return model
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
+        """Have gradients of large tables be sparse.
+
+        Raises:
+            PlanError: the model has no table that could.
+        """
+        found = [*_embeddings(model, self.least_rows)] if self.is_on else []
+        able = [module for _, module, reason in found if reason is None]
+        if self.is_on and not able:
+            reason = next((reason for *_, reason in found), _NO_TABLE)
+            raise PlanError(f"settings.{self.name}: {reason}. Leave that row out.")
+        for module in able:
+            module.sparse = module._autotune_rows = True  # type: ignore[assignment]
+        return model
+
+    def on_optimizer(
+        self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
+    ) -> torch.optim.Optimizer:
+        """Have it update, of a table with a sparse gradient, the rows that are in it, by its own class. It stays the
+        object that schedulers, checkpoints and hooks know, and its state as its class has it. What an earlier plan did
+        is off by now: the state's own row is before this one, and has all parameters gathered.
+
+        Raises:
+            PlanError: the optimizer would move other rows too, or gradients are clipped.
+        """
+        if not self.is_on:
+            return optimizer
+        reason = self.in_way_of(optimizer) or (None if max_grad_norm is None else _OF_CLIPPING)
+        if reason is not None:
+            raise PlanError(f"settings.{self.name}: {reason}. Leave that row out.")
+        update_apart(optimizer, optimizer, _has_rows, _updated)
+        return optimizer
 
 
 def _has_rows(parameter: Tensor) -> bool:
