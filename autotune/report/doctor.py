@@ -141,6 +141,7 @@ def _any_task(device: Device) -> Facts:
         effective_batch_held=False,
         effective_batch_assumed=False,
         linear_features=1024,
+        num_feed_forwards=1,
         split_error=0.0,
         allow_split=True,
         optimizer="AdamW",
