@@ -106,20 +106,24 @@ class Tiles(Technique):
         return model
 
 
-def _in_tiles(forward: Any, number: int, dropout: nn.Module | None, buffers: Buffers, /, x: Tensor) -> Tensor:
-    """What a feed-forward part returns.
+def _in_tiles(forward: Any, number: int, dropout: nn.Module | None, buffers: Buffers, /, *args: Any, **kw: Any) -> Any:
+    """What a feed-forward part returns, given one tensor of (…, positions, features). One without positions is not cut,
+    nor one of fewer than two positions a tile.
 
     Args:
         forward: its own.
         number: tiles.
         dropout: the last that it does, which is done once for all tiles: so it draws what it would draw.
         buffers: none, since nothing in it has any that change.
-        x: (…, positions, features); one without positions is not cut, nor one of fewer than two positions a tile.
+        args: what it is given, as its caller gives it.
+        kw: the same by name.
     """
     import torch
 
-    if x.ndim < 3 or x.numel() < 2 * number * x.shape[-1]:
-        return forward(x)  # type: ignore[no-any-return]
+    given = (*args, *kw.values())
+    x = given[0] if len(given) == 1 else None
+    if not isinstance(x, torch.Tensor) or x.ndim < 3 or x.numel() < 2 * number * x.shape[-1]:
+        return forward(*args, **kw)
 
     def tile(some: Tensor) -> Tensor:
         with _left_out(dropout):

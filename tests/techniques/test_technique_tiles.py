@@ -126,6 +126,28 @@ def test_few_positions_and_inputs_without_any_are_computed_at_once():
     assert "forward" not in vars(applied[0].mlp)
 
 
+def test_a_part_is_called_by_name_too():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(FEATURES, HIDDEN), nn.Linear(HIDDEN, FEATURES)
+
+        def forward(self, hidden, unused=None):
+            return self.down(self.up(hidden).relu())
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Named()
+
+        def forward(self, x):
+            return self.part(hidden=x) + self.part(x, None)
+
+    stock, x = Model(), torch.randn(2, POSITIONS, FEATURES, requires_grad=True)
+    for ours, theirs in zip(gradients(of(copy.deepcopy(stock), tiles=IN_TILES), x), gradients(stock, x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_it_is_taken_off_and_copied_and_pickled():
     model = of(nn.Sequential(Block(0.5)), tiles=IN_TILES)
     twin = pickle.loads(pickle.dumps(model))
