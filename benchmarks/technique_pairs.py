@@ -1,6 +1,6 @@
 """Does each pair of techniques work together, or is it refused in words?
 
-    python -m benchmarks.technique_pairs --keep  # ten minutes
+    python -m benchmarks.technique_pairs --only tiles  # pairs of all, the compiled ones too, take longer
 
 Each kind of each technique with each kind of each other one, on a transformer and a ResNet of a few thousand parameters
 without dropout: an epoch of both together, through ``apply``, beside an epoch of what they should come to: the stock
@@ -38,7 +38,7 @@ _LARGEST: dict[Exactness, dict[str, float]] = {
     "exact": {"losses": 2e-5, "gradients": 2e-5, "state": 2e-5},
     "rounding": {"losses": 0.02, "gradients": 0.35, "state": 0.02},
 }
-"""Relative L2 differences: the contract's for one technique, and about twice that where two round."""
+"""Relative L2 differences: those of the contract of one technique, and somewhat more, since two may round."""
 
 
 def settings_of(kind: type[Technique], facts: Facts) -> Iterator[Technique]:

@@ -102,7 +102,7 @@ def main() -> None:
     """Measure each model, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=MODELS, action="append", help="default: all")
-    parser.add_argument("--rounds", type=int, default=7, help="of a step of each plan")
+    parser.add_argument("--rounds", type=int, default=5, help="of a step of each plan")
     parser.add_argument("--keep", action="store_true", help="add the rows to results/tiles-cpu.jsonl")
     arguments = parser.parse_args()
     for name in arguments.only or MODELS:

@@ -109,7 +109,7 @@ def _is_of_position(node: fx.Node, called: nn.Module | None, root: nn.Module) ->
     if node.op in ("placeholder", "output"):
         return True
     if node.op == "get_attr":
-        return bool(_attribute(root, str(node.target)).ndim <= 1)
+        return bool(operator.attrgetter(str(node.target))(root).ndim <= 1)
     first = node.args[0] if node.args else None
     if node.kwargs.get("inplace") or (getattr(called, "inplace", False) and _is_input(first)):
         return False
@@ -124,8 +124,3 @@ def _is_of_position(node: fx.Node, called: nn.Module | None, root: nn.Module) ->
 
 def _is_input(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "placeholder"
-
-
-def _attribute(root: nn.Module, path: str) -> Any:
-    *modules, name = path.split(".")
-    return getattr(root.get_submodule(".".join(modules)), name)
