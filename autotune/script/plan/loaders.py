@@ -36,8 +36,8 @@ class Loaders:
         self._plan = plan
         self._row = plan.settings.data_loading
         self._known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
-        self._places: list[Any] = []
-        """Their datasets, in the order in which they were first read."""
+        self._places: list[Callable[[Any], bool]] = []
+        """Whether another dataset is one of theirs, in the order in which they were first read."""
         self.is_in_force = False
         """Whether the row is on one of them."""
         identity = plan.task.identity if plan.task is not None else None
@@ -96,9 +96,11 @@ class Loaders:
         return iterator
 
     def _place_of(self, dataset: Any) -> int:
-        if all(dataset is not one for one in self._places):
-            self._places.append(dataset)
-        return next(place for place, one in enumerate(self._places) if one is dataset)
+        known = next((place for place, is_it in enumerate(self._places) if is_it(dataset)), None)
+        if known is None:
+            known = len(self._places)
+            self._places.append(_recognised(dataset))
+        return known
 
     def _is_meant(self, known: _Known, is_named: bool) -> bool:
         """Whether the row is for this loader: the plan says for which, unless it was written by hand."""
@@ -108,3 +110,14 @@ class Loaders:
     def _put_on(self, loader: Any, known: _Known) -> None:
         known.put_on(loader)
         self.is_in_force = self.is_in_force or known.is_on
+
+
+def _recognised(dataset: Any) -> Callable[[Any], bool]:
+    """Whether another is this dataset, which is not kept: a script may make one anew for each evaluation. What cannot
+    be referred to weakly, such as a list, is known by its address."""
+    try:
+        known = weakref.ref(dataset)
+    except TypeError:
+        address = id(dataset)
+        return lambda other: id(other) == address
+    return lambda other: known() is other
