@@ -60,7 +60,9 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, averaged: nn.Module
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     if averaged is not None:
         state["average"] = averaged.state_dict()
-    torch.save(state, PATH)
+    written = PATH.with_suffix(".new")
+    torch.save(state, written)
+    written.replace(PATH)  # the state that was resumed from may be mapped from the file
 
 
 def save_copy(model: nn.Module, optimizer: torch.optim.Optimizer, averaged: nn.Module | None) -> None:
