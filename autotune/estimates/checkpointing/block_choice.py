@@ -155,8 +155,8 @@ class BlockChoice:
                 base = base + missed_bytes
             else:  # of layers, a block's keep less for another's: what has none of that kind is as foreseen
                 changes[:, outside] += missed_bytes
-        least = min(self.smallest(micro), key=lambda settings: self.memory_model(settings).peak_bytes(micro))
-        return least if self._fits(least, micro, limit_bytes) else None
+        fitting = (settings for settings in self.smallest(micro) if self._fits(settings, micro, limit_bytes))
+        return min(fitting, key=lambda settings: self.cost(settings, micro), default=None)
 
     def smallest(self, micro: int) -> list[Settings]:
         """Of these the one that takes least may take least of all: each way everywhere, and what the program finds.

@@ -58,15 +58,16 @@ class ProcessChoice:
         def takes(chosen: Settings) -> int:
             return counts(self._predictor(chosen).process(micro, settings))
 
+        base_bytes = self._predictor(plain).base_bytes
+
         def added(chosen: Settings) -> float:
-            """What the process is charged beyond the base, over the tensors' peak."""
-            predictor = self._predictor(chosen)
-            return (takes(chosen) - predictor.base_bytes) / self._traced(chosen, micro).peak_bytes(micro)
+            """What the process is charged beyond the base, what the choice loads included, over the tensors' peak. Once
+            it is known of a choice that takes too much, the limit for tensors is below that choice's."""
+            return (takes(chosen) - base_bytes) / self._traced(chosen, micro).peak_bytes(micro)
 
         if takes(plain) <= limit_bytes:
             return plain
         choice = self.of(plain, micro)
-        base_bytes = self._predictor(plain).base_bytes
         factor = min(map(added, choice.everywhere))
         for _ in range(_MOST_TRIES):
             chosen = choice.choose(micro, int((limit_bytes - base_bytes) / factor))
@@ -75,8 +76,8 @@ class ProcessChoice:
             if takes(chosen) <= limit_bytes:
                 return chosen
             factor = added(chosen)
-        least = min(choice.smallest(micro), key=takes)
-        return least if takes(least) <= limit_bytes else None
+        fitting = (one for one in choice.smallest(micro) if takes(one) <= limit_bytes)
+        return min(fitting, key=lambda one: choice.cost(one, micro), default=None)
 
     def everywhere(self, settings: Settings) -> Iterator[Settings]:
         """Each combination of what is chosen from, everywhere."""
