@@ -195,7 +195,7 @@ def run_search(
     executor: TableExecutor | None = None,
     stop: threading.Event | None = None,
     predict: Predict = lambda settings: None,
-    choose: Predict = lambda settings: None,
+    choose: Any = lambda settings, choices: None,
     observe: Callable[[Event], None] = lambda event: None,
     **rest: Any,
 ) -> Run:

@@ -100,7 +100,7 @@ class TableExecutor(Executor):
         rows: Iterable[Row],
         num_slots: int = 1,
         predict: Callable[[Settings], Prediction | None] = lambda settings: None,
-        choose: Callable[[Settings], Prediction | None] = lambda settings: None,
+        choose: Callable[[Settings, tuple[Settings, ...]], Prediction | None] = lambda settings, choices: None,
         judge: Callable[[JudgeRequest], Outcome] = lambda request: Failed(message="the table judges nothing"),
     ) -> None:
         """Take the table.
@@ -110,7 +110,7 @@ class TableExecutor(Executor):
             rows: one for each configuration that may be asked for.
             num_slots: what to say of trials at once; every answer is there at once anyway.
             predict: what to say of a configuration before it is measured.
-            choose: the same, of one whose blocks are to be chosen.
+            choose: the same, of one for which something is to be chosen, of these choices.
             judge: what comes of cuts.
         """
         self.num_slots = num_slots
@@ -138,8 +138,8 @@ class TableExecutor(Executor):
             case InspectRequest():
                 return Inspected(facts=self._facts)
             case PredictRequest(options=PredictOptions() as options):
-                found = *map(self._predict, options.settings), *map(self._choose, options.to_choose)
-                return Predicted(predictions=found)
+                chosen = (self._choose(settings, options.choices) for settings in options.to_choose)
+                return Predicted(predictions=(*map(self._predict, options.settings), *chosen))
             case JudgeRequest():
                 return self._judge(request)
             case CompareRequest():

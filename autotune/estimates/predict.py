@@ -3,6 +3,7 @@ combination."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from ..errors import PlanError
 from ..measure.device import available_host_bytes
 from ..task import Task
-from ..techniques import TECHNIQUES, Effect, Settings
+from ..techniques import TECHNIQUES, Effect, Settings, Technique
 from ..techniques.checkpointing import Checkpointing
 from .allocators.process import resident_bytes
 from .checkpointing.block_choice import Places
@@ -25,7 +26,7 @@ from .tracing.fake_step import Untraceable
 from .types import EstimateOptions, Prediction, PredictOptions
 
 _Asked = tuple[Settings, bool]
-"""A configuration, and whether the blocks to recompute are to be chosen for it."""
+"""A configuration, and whether something is to be chosen for it."""
 
 _WITHOUT_LAW: tuple[Effect, ...] = ("samples", "update", "process", "loader")
 """Effects that do not need a memory model of their own. Samples are the model's variable; the optimizer's
@@ -36,8 +37,8 @@ _COPIES = 2
 """Most copies of the model that a process holds at a time: one is built, one is what settings are applied to."""
 
 _MOST_KEPT = 4
-"""Predictors kept for a combination, since each holds its traces, and the task's model where it was probed: of no
-blocks, of all, and of the last choices."""
+"""Predictors kept for a combination and each setting that is chosen from, since each holds its traces, and the task's
+model where it was probed: of no blocks, of all, and of the last choices."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Predicted:
     """The result."""
 
     predictions: tuple[Prediction | None, ...]
-    """One for each configuration asked for, those to choose blocks for last; None where the time was used up, or a
+    """One for each configuration asked for, those to choose something for last; None where the time was used up, or a
     batch cannot run, or the combination cannot be had."""
     probed: str | None
     """Why some were probed by real steps instead of traced; None where none was."""
@@ -87,7 +88,7 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
         try:
             made = row[0].on_task(task)
             own = places if made is task or places is None else Places.of(made)
-            predictors = _Predictors(*row, task, options, bases, own, memory_models)
+            predictors = _Predictors(row[1], task, options, bases, own, memory_models)
             predictions.update(predictors.predictions(ends_s))
         except PlanError as error:  # which says nothing of other combinations
             return _Answer(predictions, None, ((row[0], str(error)),))
@@ -98,24 +99,32 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
     probed: str | None = None
     asked = [*((one, False) for one in options.settings), *((one, True) for one in options.to_choose)]
     refused: list[tuple[Settings, str]] = []
-    for answer in in_forks(answers, list(_by_combination(asked).items()), room, ends_s):
+    groups = _by_combination(asked, _techniques(options.choices))
+    for answer in in_forks(answers, list(groups.items()), room, ends_s):
         found |= answer.predictions
         probed = probed or answer.probed
         refused += answer.refused
     return Predicted(tuple(map(found.get, asked)), probed, tuple(refused))
 
 
-def _by_combination(every: Iterable[_Asked]) -> dict[Settings, list[_Asked]]:
-    """Configurations grouped by everything but batch and checkpointing, the fewest changes first."""
+def _techniques(choices: Iterable[Settings]) -> tuple[Technique, ...]:
+    """What is chosen from."""
+    return tuple(itertools.chain.from_iterable(asked.chosen() for asked in choices))
+
+
+def _by_combination(every: Iterable[_Asked], choices: tuple[Technique, ...]) -> dict[Settings, list[_Asked]]:
+    """Configurations grouped by everything but batch, checkpointing and what is chosen for them, the fewest changes
+    first."""
     found: dict[Settings, list[_Asked]] = {}
     for settings, is_open in every:
-        stock = settings.stock(*_WITHOUT_LAW).having(Checkpointing())
+        chosen = choices if is_open else ()
+        stock = settings.stock(*_WITHOUT_LAW).having(Checkpointing(), *(type(one)() for one in chosen))
         found.setdefault(stock, []).append((settings, is_open))
     return dict(sorted(found.items(), key=lambda row: len(row[0].model_dump(exclude_defaults=True))))
 
 
 def _order(asked: _Asked) -> tuple[object, ...]:
-    """Sort by checkpointing, choices of blocks last: they start from the models of none and of all blocks."""
+    """Sort by checkpointing, what is to be chosen last: that starts from the models of none and of all blocks."""
     settings, is_open = asked
     named = settings.checkpointing
     return is_open, named.kind != "none", named.every, named.blocks, _micro(settings)
@@ -132,12 +141,10 @@ class _Bases:
         if options.target == "cuda":
             self._stock = options.context.value
             return
-        settings = Settings()
+        settings, asked = Settings(), (*options.settings, *options.to_choose, *options.choices)
         self._stock = known = resident_bytes(settings.in_force(task.precision))
         for name in (name for name, technique in TECHNIQUES.items() if "code" in technique.affects):
-            changed = next(
-                (one for each in options.settings if (one := getattr(each, name)) != getattr(settings, name)), None
-            )
+            changed = next((one for each in asked if (one := getattr(each, name)) != getattr(settings, name)), None)
             if changed is not None:
                 settings = settings.having(changed)
                 now = resident_bytes(settings.in_force(task.precision))
@@ -151,11 +158,10 @@ class _Bases:
 
 
 class _Predictors:
-    """Predictors of one combination of techniques, by checkpointing."""
+    """Predictors of one combination of techniques, by checkpointing and what is chosen."""
 
     def __init__(
         self,
-        combination: Settings,
         asked: list[_Asked],
         task: Task,
         options: PredictOptions,
@@ -173,13 +179,13 @@ class _Predictors:
             is_held=split is not None,
             largest_of=options.largest_of,
         )
-        self._combination, self._asked, self._task = combination, asked, task
+        self._asked, self._task, self._choices = asked, task, _techniques(options.choices)
         self._bases, self._places, self._memory_models = bases, places, memory_models
         self._limit_bytes = options.limit_bytes
         self._micros = set(map(_micro, members))
         self._named = {settings.checkpointing for settings, is_open in asked if not is_open}
-        self.of = lru_cache(_MOST_KEPT)(self._predictor)
-        """The predictor with this checkpointing."""
+        self.of = lru_cache(_MOST_KEPT * len(self._choices))(self._predictor)
+        """The predictor of settings that need a memory model of their own."""
         self.reason: str | None = None
         """Why one was probed by real steps; None where none was."""
 
@@ -199,31 +205,37 @@ class _Predictors:
         Raises:
             Untraceable: this batch had to be traced, and could not be.
         """
-        checkpointing, blocks = settings.checkpointing, None
+        chosen = None
         if is_open:
-            assert self._places is not None, "they are found where blocks are to be chosen"
-            blocks = self._choose(settings, self._places)
-            every = tuple(range(self._places.num_blocks))
-            checkpointing = Checkpointing.of(every if blocks is None else blocks, len(every))
-        predictor = self.of(checkpointing)
+            assert self._places is not None, "they are found where something is to be chosen"
+            chosen = self._choose(settings, self._places)
+            settings = settings.having(*(self._everywhere(self._places) if chosen is None else chosen))
+        predictor = self.of(settings.stock(*_WITHOUT_LAW))
         self.reason = self.reason or predictor.memory_model(_micro(settings)).reason
-        return _prediction(predictor, settings).model_copy(update={"blocks": blocks})
+        return _prediction(predictor, settings).model_copy(
+            update={"chosen": None if chosen is None else Settings().having(*chosen)}
+        )
 
-    def _choose(self, settings: Settings, places: Places) -> tuple[int, ...] | None:
-        """The blocks to recompute so that the upper end of the process's interval is within the limit. All blocks where
-        even those are not enough; None where it cannot be told."""
+    def _choose(self, settings: Settings, places: Places) -> tuple[Technique, ...] | None:
+        """Settings such that the upper end of the process's interval is within the limit. Each choice everywhere where
+        even that is not enough; None where it cannot be told."""
         if self._limit_bytes is None:
             return None
+        choice = ProcessChoice(places, lambda one: self.of(one.stock(*_WITHOUT_LAW)), self._choices)
         try:
-            choice = ProcessChoice(places, lambda chosen: self.of(chosen.checkpointing))
-            chosen = choice.choose(settings, _micro(settings), self._limit_bytes, lambda process: process.high)
+            found = choice.choose(settings, _micro(settings), self._limit_bytes, lambda process: process.high)
         except Untraceable:
             return None
-        every = tuple(range(places.num_blocks))
-        return every if chosen is None else chosen.checkpointing.numbers(len(every))
+        names = {one.name for one in self._choices}
+        return self._everywhere(places) if found is None else tuple(getattr(found, name) for name in names)
 
-    def _predictor(self, checkpointing: Checkpointing) -> Predictor:
-        settings = self._combination.having(checkpointing)
+    def _everywhere(self, places: Places) -> tuple[Technique, ...]:
+        """Each choice, in all blocks."""
+        every = range(places.num_blocks)
+        return tuple(one.in_blocks(every, len(every)) if one.adds_up == "blocks" else one for one in self._choices)
+
+    def _predictor(self, settings: Settings) -> Predictor:
+        checkpointing = settings.checkpointing
         is_named = not checkpointing.blocks or checkpointing in self._named
         micros = self._micros if is_named else ()  # blocks that are chosen for one micro-batch seldom are for another
         options = self._options.model_copy(update={"settings": settings})

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, Posit
 from ..internals import TRIED
 from ..measure.profiling.allocations import Kind
 from ..techniques import Settings
+from ..techniques.checkpointing import Checkpointing
 from ..units import MIB
 
 Largest = PositiveInt | tuple[NonNegativeInt, ...]
@@ -145,7 +146,10 @@ class PredictOptions(_Options):
     settings: tuple[Settings, ...]
     """Each with its batch."""
     to_choose: tuple[Settings, ...] = ()
-    """Others, for each of which the blocks to recompute are chosen for the limit, whatever its own checkpointing."""
+    """Others, for each of which ``choices`` are chosen for the limit, whatever it has of their techniques."""
+    choices: tuple[Settings, ...] = (Settings(checkpointing=Checkpointing(kind="blocks")),)
+    """What is chosen for those, block by block and for the whole: of techniques that add up one setting each, as it is
+    everywhere."""
     model_bytes: NonNegativeInt = 0
     """Bytes of the parameters: as many processes are started as there is memory for."""
     most_s: PositiveFloat | None = None
@@ -167,9 +171,9 @@ class Prediction(_Frozen):
     """Floating-point operations of a training step."""
     bytes_per_sample: float | None = None
     """Bytes that a training step reads and writes."""
-    blocks: tuple[int, ...] | None = None
-    """Where the blocks to recompute were to be chosen, their numbers: all where even those are not enough. None where
-    they could not be chosen, and the prediction is for all."""
+    chosen: Settings | None = None
+    """Where something was to be chosen, that alone, and nothing else of the configuration: each choice everywhere where
+    even that is not enough. None where it could not be chosen, and the prediction is for each choice everywhere."""
 
 
 class Fill(_Frozen):

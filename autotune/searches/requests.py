@@ -121,10 +121,15 @@ class Requests:
         return min(today, settings.batch.micro) if today is not None and settings.batch is not None else today
 
     def predict_request(
-        self, every: Sequence[Settings], most_s: float | None, deadline_s: float, to_choose: Sequence[Settings] = ()
+        self,
+        every: Sequence[Settings],
+        most_s: float | None,
+        deadline_s: float,
+        to_choose: Sequence[Settings] = (),
+        choices: Sequence[Settings] = (),
     ) -> PredictRequest:
-        """A request to predict configurations, and to choose the blocks that ``to_choose`` recompute within the budget
-        or, without one, within the device's memory."""
+        """A request to predict configurations, and to choose for each of ``to_choose`` what is in which blocks, of
+        ``choices`` or, without any, what is recomputed: within the budget or, without one, the device's memory."""
         limit_bytes = self.budget.of_device or self.facts.device.memory_bytes
         return PredictRequest(
             id="predict",
@@ -134,6 +139,7 @@ class Requests:
             options=PredictOptions(
                 settings=tuple(every),
                 to_choose=tuple(to_choose),
+                **({"choices": tuple(choices)} if choices else {}),
                 **on_device(self.facts.device, bool(self.facts.conv_dims), self.facts.tries_kernels),
                 limit_bytes=int(limit_bytes / (1 + self.budget.margin)),
                 largest_of=largest_of(self.facts),

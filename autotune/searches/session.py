@@ -121,6 +121,11 @@ class Session:
         return next((row for row in self.study.tried if row.number == 0), None)
 
     @property
+    def is_tight(self) -> bool:
+        """Whether the job as it stands does not fit."""
+        return self.reference is not None and self.reference.verdict.over_memory
+
+    @property
     def feasible(self) -> list[Tried]:
         """Usable configurations, fastest first."""
         return self.study.feasible

@@ -15,6 +15,7 @@ from autotune.estimates.predict import predict
 from autotune.estimates.types import CONTEXT, Interval
 from autotune.task import Task
 from autotune.techniques import Settings
+from autotune.techniques.checkpointing import Checkpointing
 
 
 class Values(torch.utils.data.Dataset):
@@ -190,6 +191,28 @@ class Deep(nn.Module):
         return x
 
 
+class Adding(nn.Module):
+    """A block of which backward reads the signs of a ReLU, as bits where layers save memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1024, 1024)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.relu(self.linear(x))
+
+
+class Wide(Deep):
+    """Eight of these, in each of which memory-saving layers take less time than computing it again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.blocks = nn.Linear(8, 1024), nn.ModuleList(Adding() for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.stem(x))
+
+
 MANY = 2**16
 TO_CHOOSE = (settings(MANY),)
 
@@ -210,13 +233,56 @@ def test_blocks_are_chosen_for_the_limit():
     both = (settings(MANY), settings(MANY, checkpointing={"kind": "blocks"}))
     found = predict(task(Deep), PredictOptions(settings=both, target="cuda")).predictions
     stock, every = (one.peak_bytes for one in found if one is not None)
-    assert (chosen(2 * stock).blocks, chosen(2 * stock).peak_bytes) == ((), stock)
+    assert (chosen(2 * stock).chosen, chosen(2 * stock).peak_bytes) == (Settings(), stock)
     some = chosen((stock + every) // 2)
-    assert some.blocks is not None
-    assert 0 < len(some.blocks) < 8
+    assert some.chosen is not None
+    assert 0 < len(some.chosen.checkpointing.blocks) < 8
     assert every < some.peak_bytes <= (stock + every) // 2
-    assert (chosen(every // 2).blocks, chosen(every // 2).peak_bytes) == (tuple(range(8)), every)
-    assert (chosen(None).blocks, chosen(None).peak_bytes) == (None, every)
+    all_blocks = Settings(checkpointing=Checkpointing(kind="blocks"))
+    assert (chosen(every // 2).chosen, chosen(every // 2).peak_bytes) == (all_blocks, every)
+    assert (chosen(None).chosen, chosen(None).peak_bytes) == (None, every)
+
+
+@pytest.mark.medium
+def test_no_more_blocks_are_recomputed_than_it_takes_whatever_recomputing_loads(monkeypatch: pytest.MonkeyPatch):
+    """The limits are the upper ends with 2, 4 and 6 of the blocks recomputed, and what a process is charged without
+    tensors is 64 MiB more as soon as any is."""
+
+    def base_bytes(_: object, asked: Settings) -> int:
+        return 2**28 + 2**26 * (asked.checkpointing != Checkpointing())
+
+    monkeypatch.setattr("autotune.estimates.predict._Bases.of", base_bytes)
+    some = [settings(MANY, checkpointing={"kind": "chosen", "blocks": [*range(number)]}) for number in (2, 4, 6)]
+    for one in predict(task(Deep), PredictOptions(settings=tuple(some))).predictions:
+        assert one is not None
+        options = PredictOptions(settings=(), to_choose=TO_CHOOSE, limit_bytes=one.high_bytes)
+        (found,) = predict(task(Deep), options).predictions
+        assert found is not None
+        assert (found.peak_bytes, found.high_bytes) == (one.peak_bytes, one.high_bytes)
+
+
+@pytest.mark.medium
+def test_layers_save_memory_in_no_more_blocks_than_it_takes():
+    """Chosen together with which blocks are recomputed, for halfway between layers everywhere and nowhere."""
+    plain, choices = settings(2**13), ({"checkpointing": {"kind": "blocks"}}, {"layers": {"kind": "exact"}})
+    both = (plain, settings(2**13, layers={"kind": "exact"}))
+    stock, saving = (one.peak_bytes for one in asked(both) if one is not None)
+    limit_bytes = (stock + saving) // 2
+    together = tuple(Settings.model_validate(one) for one in choices)
+    (found,) = asked((), to_choose=(plain,), choices=together, limit_bytes=limit_bytes)
+    assert found is not None
+    assert found.chosen is not None
+    assert found.chosen.checkpointing == Checkpointing()
+    assert 0 < len(found.chosen.layers.spared) < 8
+    (again,) = asked((plain.having(found.chosen.layers),))
+    assert again is not None
+    assert saving < found.peak_bytes == again.peak_bytes <= limit_bytes
+
+
+def asked(every: tuple[Settings, ...], **options: Any) -> tuple[Prediction | None, ...]:
+    """For a CUDA device, whose base is the same each time, and known."""
+    context = Interval(low=CONTEXT.value, value=CONTEXT.value, high=CONTEXT.value)
+    return predict(task(Wide), PredictOptions(settings=every, target="cuda", context=context, **options)).predictions
 
 
 @pytest.mark.medium
@@ -247,7 +313,7 @@ def test_where_steps_are_probed_no_blocks_are_chosen_and_the_prediction_is_of_al
     options = PredictOptions(settings=(), to_choose=TO_CHOOSE, target="cuda", limit_bytes=limit_bytes)
     found = predict(task(Reads), options)
     assert found.predictions == (every,)
-    assert every.blocks is None
+    assert every.chosen is None
 
 
 @pytest.mark.parametrize("forks", [1, 2])

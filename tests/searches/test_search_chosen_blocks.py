@@ -8,7 +8,7 @@ from pathlib import Path
 import optuna
 import pytest
 from real_search import search_until_a_trial
-from search_tables import MIB, facts, options, row, run_search
+from search_tables import MIB, REFERENCE, facts, options, row, run_search
 
 from autotune.estimates import Prediction
 from autotune.plan import Budget, load_plan
@@ -22,6 +22,7 @@ from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator, installed_allocators
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import BlocksToChoose, Checkpointing
+from autotune.techniques.layers import Layers
 from autotune.workers import Executor
 from autotune.workers.table import Row
 
@@ -62,11 +63,12 @@ def predict(settings: Settings) -> Prediction:
     return Prediction(peak_bytes=peak(settings.batch, len(settings.checkpointing.numbers(NUM_BLOCKS))))
 
 
-def choose(settings: Settings) -> Prediction:
+def choose(settings: Settings, _: object = ()) -> Prediction:
     """The fewest first blocks that fit."""
     fitting = [number for number in range(NUM_BLOCKS + 1) if peak(settings.batch, number) * 1.03 <= LIMIT]
     number = min(fitting, default=NUM_BLOCKS)
-    return Prediction(peak_bytes=peak(settings.batch, number), blocks=tuple(range(number)))
+    chosen = Settings(checkpointing=Checkpointing.of(tuple(range(number)), NUM_BLOCKS))
+    return Prediction(peak_bytes=peak(settings.batch, number), chosen=chosen)
 
 
 def run(**changes):
@@ -124,10 +126,11 @@ def test_a_torch_that_predictions_were_not_tried_with_is_said_once():
 
 def test_a_choice_that_is_another_of_the_space_has_its_name():
     """Of four blocks, every second is 0 and 2."""
+    found = Settings(checkpointing=Checkpointing(kind="chosen", blocks=(0, 2)))
     Path("space.yaml").write_text(SPACE.replace("{kind: none}", "{kind: none}, {kind: blocks, every: 2}"))
     known = facts(num_blocks=4)
     space = ConfigurationSpace(load_space("space.yaml").choices(known), reference_settings(known), 4)
-    space = space.foretold(Foreseen(blocks=lambda settings: (0, 2)))
+    space = space.foretold(Foreseen(chosen=lambda settings: found))
     point = {"batch": BATCHES[0], "checkpointing": BlocksToChoose(kind="chosen")}
     assert space.resolved(point).checkpointing == Checkpointing(kind="blocks", every=2)
     assert len(list(space.shuffled("all"))) == 2 * 7
@@ -158,6 +161,79 @@ def compute_loss(model, batch):
 """
 
 
+TOGETHER = Settings(batch=Batch.of(64, 64), layers=Layers(kind="exact", spared=(11,)))
+"""Of all that fits, the fastest."""
+
+
+def blocks_peak(settings: Settings) -> int:
+    """200 MiB, and 50 for each block, of which recomputing it frees 40, and layers 25."""
+    recomputed = {*settings.checkpointing.numbers(NUM_BLOCKS)}
+    saving = {*settings.layers.numbers(NUM_BLOCKS)} - recomputed
+    return (200 + 50 * NUM_BLOCKS - 40 * len(recomputed) - 25 * len(saving)) * MIB
+
+
+def blocks_row(settings: Settings) -> Row:
+    """A step takes 1 s, and 28 ms for each block that is recomputed, 15 for each with layers."""
+    recomputed, saving = settings.checkpointing.numbers(NUM_BLOCKS), settings.layers.numbers(NUM_BLOCKS)
+    seconds = 1 + 0.028 * len(recomputed) + 0.015 * len(saving)
+    return row(settings, samples_per_s=(64 / seconds,), peak_bytes=(blocks_peak(settings),))
+
+
+def blocks_prediction(settings: Settings) -> Prediction:
+    """The peak to the byte, and a third more work where everything is recomputed."""
+    work = 1e9 * (1 + len(settings.checkpointing.numbers(NUM_BLOCKS)) / 36)
+    return Prediction(peak_bytes=blocks_peak(settings), flops_per_sample=work, bytes_per_sample=work)
+
+
+def choose_in_blocks(settings: Settings, choices: tuple[Settings, ...]) -> Prediction:
+    """Layers in all blocks but one, where both may be chosen; else the fewest blocks recomputed that fit."""
+    if len(choices) > 1:
+        chosen = Settings(layers=TOGETHER.layers)
+        return blocks_prediction(settings.having(Checkpointing(), *chosen.chosen())).model_copy(
+            update={"chosen": chosen}
+        )
+    every = (Checkpointing.of(tuple(range(number)), NUM_BLOCKS) for number in range(NUM_BLOCKS + 1))
+    fitting = next(one for one in every if blocks_peak(settings.having(one)) * 1.03 <= 570 * MIB)
+    chosen = Settings(checkpointing=fitting)
+    return blocks_prediction(settings.having(fitting)).model_copy(update={"chosen": chosen})
+
+
+def run_together(**changes):
+    """250 MiB must go: seven blocks recomputed take 1.196 s, layers everywhere 1.18 s, in eleven blocks 1.165 s."""
+    Path("space.yaml").write_text(SPACE.replace("batch: auto", "layers: [{kind: none}, {kind: exact}]"))
+    some = [Checkpointing.of(tuple(range(number)), NUM_BLOCKS) for number in range(NUM_BLOCKS + 1)]
+    layers = [Layers(), Layers(kind="exact")]
+    every = [REFERENCE.having(one, other) for one in layers for other in some]
+    made = [blocks_row(settings) for settings in (*every, TOGETHER)]
+    asked = options(budget=570 * MIB, **changes)
+    return run_search(asked, rows=made, predict=blocks_prediction, choose=choose_in_blocks)
+
+
+def test_where_the_job_does_not_fit_the_search_begins_with_what_was_chosen_together():
+    found = run_together(trials=20)
+    assert found.measured[:2] == [REFERENCE, TOGETHER]
+    assert found.plan.settings == TOGETHER
+    assert "layers: {kind: exact, spared: [11]}" in Path("plan.yaml").read_text()
+    assert len({settings.canonical() for settings in found.measured}) == len(found.measured)
+
+
+def test_what_was_chosen_together_is_one_of_the_spaces_configurations(in_memory):
+    """Its speed tells the sampler of others."""
+    run_together(trials=2)
+    (storage,) = in_memory.values()
+    trials = optuna.load_study(study_name="model-1", storage=storage).trials
+    (best,) = [one for one in trials if one.user_attrs.get("settings") == json.loads(TOGETHER.canonical())]
+    assert best.params == {"layers": '{"kind": "exact"}', "checkpointing": '{"kind": "chosen"}'}
+
+
+def test_a_resumed_search_asks_for_nothing_chosen_together_again():
+    run_together(trials=2)
+    resumed = run_together(trials=20, resume=True)
+    assert all(request.kind != "predict" for request in resumed.executor.requests)
+    assert resumed.plan.settings == TOGETHER
+    assert TOGETHER not in resumed.measured[:1]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("tcmalloc" not in installed_allocators(), reason="tcmalloc is not installed")
 def test_a_real_search_names_blocks_that_fit(local_executor: Executor):
@@ -182,7 +258,7 @@ def test_a_real_search_names_blocks_that_fit(local_executor: Executor):
 def test_all_blocks_are_another_choice_than_all_but_for_their_products():
     """A choice of all blocks stands for itself where the space has the latter alone."""
     choices = (Checkpointing(), Checkpointing(kind="selective"), BlocksToChoose(kind="chosen"))
-    foreseen = Foreseen(blocks=lambda settings: tuple(range(NUM_BLOCKS)))
+    foreseen = Foreseen(chosen=lambda settings: Settings(checkpointing=Checkpointing(kind="blocks")))
     space = ConfigurationSpace({"checkpointing": choices}, reference_settings(facts()), NUM_BLOCKS, foreseen)
     chosen = [space.resolved({"checkpointing": choice}).checkpointing for choice in choices]
     assert chosen == [*choices[:2], Checkpointing(kind="blocks")]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ...estimates import WORKER_BYTES, Prediction, untried
 from ...techniques import Settings
 from ...techniques.checkpointing import Checkpointing
+from ...techniques.layers import Layers
 from ...words import count, settings_words
 from ...workers import Predicted, PredictRequest
 from ...workers.trial.traces import first_line
@@ -19,6 +20,7 @@ from ..sampler.configuration_space import ConfigurationSpace, Foreseen, buys_mem
 from ..sampler.loaders import Loaders
 from ..session import Session
 
+_EVERY_BLOCK = Checkpointing(kind="blocks")
 _EVIDENCE = "predicted"
 """Prefix of the keys under which the study stores predictions."""
 _PART = 0.1
@@ -34,7 +36,7 @@ def foresee(session: Session, *parts: ConfigurationSpace) -> Foreseen:
     """Ask for predictions of these, one after the other, or take those that the study has. Where none can be made, as
     of a script, which nothing can trace, the sampler learns from trials alone."""
     foresight = _Foresight(session)
-    foreseen, is_gain = Foreseen(foresight.predict, foresight.blocks), session.options.sampler == "gain"
+    foreseen, is_gain = Foreseen(foresight.predict, foresight.chosen), session.options.sampler == "gain"
     is_in_vain = not is_gain and not any(space.is_open for space in parts)  # others ask which blocks to recompute alone
     if session.options.command or session.stop.is_set() or is_in_vain:
         return foreseen
@@ -68,6 +70,8 @@ def _foresee(session: Session, space: ConfigurationSpace, foresight: _Foresight,
         named = []
     foresight.ask(named, to_choose)
     foresight.tell_of_choices(to_choose)
+    if session.is_tight and space.is_open and session.options.sampler == "gain":
+        foresight.choose_together(space.foretold(foreseen))
 
 
 class _Foresight:
@@ -76,11 +80,11 @@ class _Foresight:
     def __init__(self, session: Session) -> None:
         self.known: dict[str, Prediction] = {}
         """Predictions by ``settings.canonical()``."""
-        self._blocks: dict[str, tuple[int, ...]] = {}
-        """Chosen blocks, by ``settings.canonical()`` of the configuration with all blocks recomputed."""
+        self._chosen: dict[str, Settings] = {}
+        """What was chosen, by ``settings.canonical()`` of the configuration with all blocks recomputed."""
         self._session = session
-        self._asked: set[tuple[str, bool]] = set()
-        """What need not be asked again, and whether its blocks were to be chosen."""
+        self._asked: set[tuple[str, tuple[Settings, ...] | None]] = set()
+        """What need not be asked again, and from what was to be chosen; None where nothing was."""
         self._num_asked = 0
         self._is_left_out = False
         """Whether there was no time to ask."""
@@ -111,23 +115,44 @@ class _Foresight:
         taken = Loaders(self._session.study).workers_bytes(settings) if number else None
         return 0 if taken is None else taken - number * WORKER_BYTES
 
-    def blocks(self, settings: Settings) -> tuple[int, ...] | None:
-        """Which blocks were chosen for a configuration, whatever its own checkpointing; None where none could be."""
-        every = settings.having(Checkpointing(kind="blocks"))
-        return self._blocks.get(self.key(every).canonical())
+    def chosen(self, settings: Settings) -> Settings | None:
+        """What was chosen for a configuration, whatever its own checkpointing, and nothing else of it; None where
+        nothing could be."""
+        return self._chosen.get(self.key(settings.having(_EVERY_BLOCK)).canonical())
 
     def key(self, settings: Settings) -> Settings:
         """The configuration that is predicted in its place."""
         return settings.as_predicted(self._session.facts)
 
-    def ask(self, named: Sequence[Settings], to_choose: Sequence[Settings] = ()) -> None:
-        """Ask for predictions, or take those that the study has; ``to_choose`` are those to choose blocks for. What was
-        asked for is not asked for again."""
-        named, to_choose = self._new(named, False), self._new(to_choose, True)
+    def choose_together(self, space: ConfigurationSpace) -> None:
+        """For what is believed best, have chosen which blocks are recomputed and in which layers save memory, at once:
+        where both are somewhere, that takes the place of its blocks chosen with the layers everywhere."""
+        best = space.believed_best(self._session.study)
+        saving = [one for one in space.choices.get(Layers.name, ()) if one != Layers()]
+        if best.affect("function") or not saving:
+            return
+        own = self.key(best.having(_EVERY_BLOCK, Layers()))
+        choices = [
+            Settings().having(one) for one in (_EVERY_BLOCK, *saving) if self.chosen(own.having(one)) is not None
+        ]
+        if len(choices) > 1:
+            self.ask((), (own,), choices)
+
+    def ask(
+        self, named: Sequence[Settings], to_choose: Sequence[Settings] = (), choices: Sequence[Settings] = ()
+    ) -> None:
+        """Ask for predictions, or take those that the study has. What was asked for is not asked for again.
+
+        Args:
+            named: of these as they are.
+            to_choose: of these with what is chosen for each.
+            choices: from what; none is which blocks are recomputed.
+        """
+        named, to_choose = self._new(named, None), self._new(to_choose, tuple(choices))
         session, num_asked = self._session, len(named) + len(to_choose)
         if not num_asked or session.stop.is_set() or session.time_budget.elapsed_s() > self._ends_s:
             return
-        asked = hashlib.sha256(repr((*named, "", *to_choose)).encode()).hexdigest()
+        asked = hashlib.sha256(repr((*named, "", *to_choose, "", *choices)).encode()).hexdigest()
         key = f"{_EVIDENCE}:{asked[:12]}"
         outcome = session.study.evidence(key)
         if outcome is None and not session.time_budget.may_predict():
@@ -135,7 +160,7 @@ class _Foresight:
             return
         session.observe(PredictionStarted(num_asked))
         if outcome is None:
-            outcome = run_once(session, key, lambda: self._request(named, to_choose))
+            outcome = run_once(session, key, lambda: self._request(named, to_choose, choices))
             self._ends_s += session.time_budget.read_s  # their time begins once the task was read
         num_known = 0
         if isinstance(outcome, Predicted):
@@ -146,9 +171,9 @@ class _Foresight:
             session.warn(f"memory cannot be predicted, so that trials are spent on learning it: {why}")
         session.observe(PredictionEnded(num_known, num_asked))
 
-    def _new(self, every: Sequence[Settings], is_open: bool) -> list[Settings]:
-        new = [settings for settings in every if (settings.canonical(), is_open) not in self._asked]
-        self._asked |= {(settings.canonical(), is_open) for settings in new}
+    def _new(self, every: Sequence[Settings], choices: tuple[Settings, ...] | None) -> list[Settings]:
+        new = [settings for settings in every if (settings.canonical(), choices) not in self._asked]
+        self._asked |= {(settings.canonical(), choices) for settings in new}
         return new
 
     def _tell_of_time(self) -> None:
@@ -160,7 +185,7 @@ class _Foresight:
 
     def tell_of_choices(self, every: Sequence[Settings]) -> None:
         """Warn of configurations with all blocks recomputed because none could be chosen."""
-        missing = sum(self.blocks(settings) is None for settings in every)
+        missing = sum(self.chosen(settings) is None for settings in every)
         if not missing or self._session.stop.is_set():
             return
         why = "what each block keeps could not be traced."
@@ -175,12 +200,14 @@ class _Foresight:
             f"{missing} of {len(every)} configurations it will be all: {why}"
         )
 
-    def _request(self, named: Sequence[Settings], to_choose: Sequence[Settings]) -> PredictRequest:
+    def _request(
+        self, named: Sequence[Settings], to_choose: Sequence[Settings], choices: Sequence[Settings]
+    ) -> PredictRequest:
         time_budget = self._session.time_budget
         most_s = max(self._ends_s - time_budget.elapsed_s(), _LEAST_S)
         deadline_s = time_budget.prediction_deadline_s(most_s)
         self._num_asked += 1
-        request = self._session.requests.predict_request(named, most_s, deadline_s, to_choose)
+        request = self._session.requests.predict_request(named, most_s, deadline_s, to_choose, choices)
         return request.model_copy(update={"id": f"predict-{self._num_asked}"})
 
     def _take(self, named: Sequence[Settings], to_choose: Sequence[Settings], outcome: Predicted) -> None:
@@ -193,7 +220,9 @@ class _Foresight:
         for number, (settings, one) in enumerate(zip((*named, *to_choose), outcome.predictions, strict=True)):
             if one is None:
                 continue
-            if number >= len(named) and one.blocks is not None:
-                self._blocks[settings.canonical()] = one.blocks
-                settings = settings.having(Checkpointing.of(one.blocks, self._session.facts.num_blocks))
+            if number >= len(named) and one.chosen is not None:
+                layers = one.chosen.layers.kind
+                whole = settings if layers == "none" else settings.having(Layers(kind=layers))
+                self._chosen[whole.canonical()] = one.chosen
+                settings = settings.having(Checkpointing(), *one.chosen.chosen())
             self.known[settings.canonical()] = one

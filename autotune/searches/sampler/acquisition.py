@@ -106,8 +106,8 @@ class Acquisition:
         Args:
             left: at least one.
         """
-        if self.best is None and self._expected_best in left and self.gain[left].max() < GAIN:
-            return self._expected_best
+        if self.best is None and self.expected_best in left and self.gain[left].max() < GAIN:
+            return self.expected_best
         return int(left[np.argmax(self.promise()[left])])
 
     def promise(self) -> Array:
@@ -167,13 +167,13 @@ class Acquisition:
     @cached_property
     def _above_best(self) -> tuple[Array, Array]:
         """(configurations,): mean and standard deviation of how much faster than the best, in logarithms."""
-        best = self._expected_best
+        best = self.expected_best
         between = self.speed.covariance(np.arange(len(self.speed.mean)), np.array([best]))[:, 0]
         variance = self.speed.variance + self.speed.variance[best] - 2 * between
         return self.speed.mean - self.speed.mean[best], np.sqrt(np.maximum(variance, _TINY))
 
     @cached_property
-    def _expected_best(self) -> int:
+    def expected_best(self) -> int:
         """The best. As long as nothing that was measured can be used, the fastest of those that are as sure as any to
         be: the next trial would bring that one."""
         if self.best is not None:

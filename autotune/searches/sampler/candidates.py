@@ -94,6 +94,9 @@ class Candidates:
             same = whole.narrowed(as_it_is)
             self._samplers |= {"same": (same, same.sampler(self._study)), "changed": self._samplers["all"]}
         self._unconfirmed = unconfirmed
+        first, _ = self._samplers.get("same", self._samplers["all"])
+        if first.is_mixed(best := first.believed_best(self._study)):
+            self._start = (*self._start, best)
         self.take("all")
 
     @property

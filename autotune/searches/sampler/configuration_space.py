@@ -41,8 +41,9 @@ class Foreseen:
 
     predict: Predict = lambda settings: None
     """The prediction for a configuration."""
-    blocks: Callable[[Settings], tuple[int, ...] | None] = lambda settings: None
-    """The blocks chosen for a configuration, whatever its own checkpointing; None where none could be."""
+    chosen: Callable[[Settings], Settings | None] = lambda settings: None
+    """What was chosen block by block for a configuration, whatever its own checkpointing, and nothing else of it; None
+    where nothing could be."""
 
 
 class ConfigurationSpace:
@@ -133,30 +134,39 @@ class ConfigurationSpace:
         replaced by a setting."""
         named = {name: choice for name, choice in point.items() if choice != Checkpointing.directive}
         settings = self._reference.model_copy(update=named)
-        return settings if named == point else settings.having(self._chosen(settings))
+        return settings if named == point else self._chosen(settings)
 
-    def _chosen(self, settings: Settings) -> Checkpointing:
-        """Checkpointing with the blocks chosen for a configuration, else with all. Where another choice of the space
-        recomputes the same blocks, that choice."""
-        blocks = self._foreseen.blocks(settings)
-        numbers = tuple(range(self._num_blocks)) if blocks is None else blocks
+    def _chosen(self, settings: Settings) -> Settings:
+        """A configuration with what was chosen for it block by block, else with all blocks recomputed. Where another
+        choice of the space recomputes the same blocks, that choice."""
+        chosen = self._foreseen.chosen(settings) or Settings(checkpointing=Checkpointing(kind="blocks"))
+        numbers = chosen.checkpointing.numbers(self._num_blocks)
         whole = (choice for choice in self._named if choice.kind != "selective")
         others = (choice for choice in whole if choice.numbers(self._num_blocks) == numbers)
-        return next(others, Checkpointing.of(numbers, self._num_blocks))
+        return settings.having(*chosen.chosen(), next(others, Checkpointing.of(numbers, self._num_blocks)))
 
     def params(self, settings: Settings) -> dict[str, Any] | None:
         """The reverse of :meth:`settings`; None where a choice is not in the space."""
-        point = {name: getattr(settings, name) for name in self.choices}
-        if (
-            self.is_open
-            and settings.checkpointing not in self._named
-            and settings.checkpointing == self._chosen(settings)
-        ):
+        point: dict[str, Any] = {name: getattr(settings, name) for name in self.choices}
+        everywhere = self._everywhere(settings)
+        is_named = settings == everywhere and settings.checkpointing in self._named
+        if self.is_open and not is_named and settings == self._chosen(everywhere):
+            point = {name: getattr(everywhere, name) for name in self.choices}
             point[Checkpointing.name] = Checkpointing.directive
         if any(choice not in self.choices[name] for name, choice in point.items()):
             return None
         rows = ((name, self.choices[name], point[name]) for name in self.distributions)
         return {name: row.index(choice) if row[0].ordered else _label(choice) for name, row, choice in rows}
+
+    def _everywhere(self, settings: Settings) -> Settings:
+        """With what is in some blocks in all of them, but for checkpointing."""
+        every = range(self._num_blocks)
+        return settings.having(*(one.in_blocks(every, len(every)) for one in self._in_blocks(settings)))
+
+    @staticmethod
+    def _in_blocks(settings: Settings) -> Iterator[Technique]:
+        """What may be in some blocks alone, but for checkpointing, whose work is counted."""
+        return (one for one in settings.chosen() if one.adds_up == "blocks" and one.name != Checkpointing.name)
 
     def sampler(self, study: Study) -> ExpectedGainSampler:
         """This package's own sampler, over all configurations of the choices that may be of use."""
@@ -176,14 +186,32 @@ class ConfigurationSpace:
             seed=record.seed,
         )
 
+    def believed_best(self, study: Study) -> Settings:
+        """What is believed fastest, before any trial, of that which is as sure as any to fit."""
+        return self.settings(self.sampler(study).believed_best())
+
+    def is_mixed(self, settings: Settings) -> bool:
+        """Whether something other than checkpointing is in some blocks alone."""
+        return settings != self._everywhere(settings)
+
     def _configuration(self, settings: Settings, facts: Facts) -> Configuration:
         micro_batch = settings.batch.micro if settings.batch else None
         known = self._foreseen.predict(settings)
-        gains = settings.in_force(facts.precision).prior_gains()
+        gains = self._gains(settings.in_force(facts.precision))
         lossy = [one for one in settings.chosen() if "function" in one.affects]
         function = settings.part("function").canonical() if lossy else ""
         removed = {one.name: one.removed(facts) for one in lossy}
         return Configuration(self.params(settings) or {}, micro_batch, known, gains, function, removed)
+
+    def _gains(self, settings: Settings) -> dict[str, tuple[float, float]]:
+        """As believed of each technique; of one that is in some blocks alone, in proportion."""
+        gains, every = settings.prior_gains(), range(self._num_blocks)
+        for one in self._in_blocks(settings):
+            if one != one.in_blocks(every, len(every)) and one.name in gains:
+                mean, spread = gains[one.name]
+                share = len(one.numbers(len(every))) / len(every)
+                gains[one.name] = (share * mean, share * spread)
+        return gains
 
     def is_needless(self, settings: Settings, usable_bytes: float) -> bool:
         """Whether a configuration trades time for memory although, by predictions, memory is not short."""
