@@ -27,7 +27,7 @@ import autotune
 from autotune.errors import NothingFits
 from autotune.estimates.checkpointing.block_choice import BlockChoice, Places
 from autotune.estimates.memory_model import fit_memory_model
-from autotune.estimates.tracing.fake_step import FakeTraining
+from autotune.estimates.tracing.fake_step import FakeTraining, Untraceable
 from autotune.measure.processes import own_peak_bytes
 from autotune.plan import Plan
 from autotune.task import Task
@@ -50,6 +50,8 @@ _SHARES = (0.02, 0.3, 0.6, 0.9)
 _TENSORS = 400 * MIB
 """Most that a step's tensors take as it stands, or twice what those of two samples take: the largest power of two of
 samples within it is the batch. Below, weights take most, and there is nothing to choose."""
+_UNTRACED = 8
+"""Samples of a batch of which a step reads values, so that it cannot be traced."""
 _NUM_STEPS = 3
 _MOST_BLOCKS = 4
 """Of models of which everything that can be done in each block is traced."""
@@ -94,10 +96,7 @@ def main() -> None:
 
 def _rows(name: str) -> Iterator[Row]:
     task = task_of(name)
-    law = fit_memory_model(Plan.model_validate({"settings": Settings(), "budget": {"device": "cpu"}}), task)
-    num_samples, most = 2, max(_TENSORS, 2 * law.peak_bytes(2))
-    while num_samples < 64 and law.peak_bytes(2 * num_samples) <= most:
-        num_samples *= 2
+    num_samples = _num_samples(task)
     case = {"name": name, "num_samples": num_samples}
     edges = _asked(case, "edges")
     least, stock = edges["least"], edges["stock"]
@@ -106,6 +105,18 @@ def _rows(name: str) -> Iterator[Row]:
         row = {"model": name, "batch": num_samples, "share": share, **_asked(case, str(budget))}
         print(_line(row), flush=True)
         yield row
+
+
+def _num_samples(task: Task) -> int:
+    """Of the batch."""
+    try:
+        law = fit_memory_model(Plan.model_validate({"settings": Settings(), "budget": {"device": "cpu"}}), task)
+    except Untraceable:
+        return _UNTRACED
+    num_samples, most = 2, max(_TENSORS, 2 * law.peak_bytes(2))
+    while num_samples < 64 and law.peak_bytes(2 * num_samples) <= most:
+        num_samples *= 2
+    return num_samples
 
 
 def _asked(case: Row, what: str) -> Row:

@@ -40,7 +40,7 @@ def explore_whole(
     as_it_is = lossy if has_same else {}
     parts = [space.narrowed({**fixed, **as_it_is}), *([space.narrowed(fixed)] if as_it_is else [])]
     session.foreseen = foresee(session, *parts)
-    candidates.use(name, session.foreseen, fixed, separable.unconfirmed, as_it_is)
+    candidates.use(name, session.foreseen, fixed, separable.unconfirmed, as_it_is, session.is_tight)
     return explore(session, candidates, doubt, anchors)
 
 

@@ -74,6 +74,7 @@ class Candidates:
         fixed: Mapping[str, Technique],
         unconfirmed: Callable[[], Iterator[Settings]],
         as_it_is: Mapping[str, Technique],
+        is_tight: bool,
     ) -> None:
         """Set the sampler that proposes after the reference, of all parts.
 
@@ -83,6 +84,8 @@ class Candidates:
             fixed: what ``gain`` does not choose.
             unconfirmed: what ``gain`` measures of that once it expects no more.
             as_it_is: the choices with which the function is the job's; empty where the space has but one part.
+            is_tight: whether the job as it stands does not fit: ``gain`` begins with what is believed fastest of that
+                which is as sure as any to, if it was chosen block by block.
         """
         self._space = self._searched = self._space.foretold(foreseen)
         if sampler != "gain":
@@ -95,7 +98,7 @@ class Candidates:
             self._samplers |= {"same": (same, same.sampler(self._study)), "changed": self._samplers["all"]}
         self._unconfirmed = unconfirmed
         first, _ = self._samplers.get("same", self._samplers["all"])
-        if first.is_mixed(best := first.believed_best(self._study)):
+        if is_tight and first.is_chosen(best := first.believed_best(self._study)):
             self._start = (*self._start, best)
         self.take("all")
 

@@ -148,10 +148,8 @@ class ConfigurationSpace:
     def params(self, settings: Settings) -> dict[str, Any] | None:
         """The reverse of :meth:`settings`; None where a choice is not in the space."""
         point: dict[str, Any] = {name: getattr(settings, name) for name in self.choices}
-        everywhere = self._everywhere(settings)
-        is_named = settings == everywhere and settings.checkpointing in self._named
-        if self.is_open and not is_named and settings == self._chosen(everywhere):
-            point = {name: getattr(everywhere, name) for name in self.choices}
+        if self.is_chosen(settings):
+            point |= {one.name: one for one in self._in_blocks(self._everywhere(settings)) if one.name in point}
             point[Checkpointing.name] = Checkpointing.directive
         if any(choice not in self.choices[name] for name, choice in point.items()):
             return None
@@ -190,9 +188,11 @@ class ConfigurationSpace:
         """What is believed fastest, before any trial, of that which is as sure as any to fit."""
         return self.settings(self.sampler(study).believed_best())
 
-    def is_mixed(self, settings: Settings) -> bool:
-        """Whether something other than checkpointing is in some blocks alone."""
-        return settings != self._everywhere(settings)
+    def is_chosen(self, settings: Settings) -> bool:
+        """Whether it was chosen in which blocks something is."""
+        everywhere = self._everywhere(settings)
+        is_named = settings == everywhere and settings.checkpointing in self._named
+        return self.is_open and not is_named and settings == self._chosen(everywhere)
 
     def _configuration(self, settings: Settings, facts: Facts) -> Configuration:
         micro_batch = settings.batch.micro if settings.batch else None
