@@ -173,7 +173,8 @@ class Prediction(_Frozen):
     """Bytes that a training step reads and writes."""
     chosen: Settings | None = None
     """Where something was to be chosen, that alone, and nothing else of the configuration: each choice everywhere where
-    even that is not enough. None where it could not be chosen, and the prediction is for each choice everywhere."""
+    even that is not enough, of a technique the last. None where it could not be chosen, and the prediction is for
+    that."""
 
 
 class Fill(_Frozen):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -60,9 +61,12 @@ def put_options(plan: Plan, loader: DataLoader[Any], device: torch.device | str)
     if spec.collate is not collate:
         loader.collate_fn = spec.collate or default_collate
 
+    known = weakref.ref(loader)  # whoever can take it off does not keep it
+
     def take_off() -> None:
-        changed = {name: value for name, value in stock.items() if vars(loader)[name] is not value}
-        vars(loader).update(changed, _iterator=None)
+        if (own := known()) is not None:
+            changed = {name: value for name, value in stock.items() if vars(own)[name] is not value}
+            vars(own).update(changed, _iterator=None)
 
     return take_off
 

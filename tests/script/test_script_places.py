@@ -6,12 +6,14 @@ import gc
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from autotune.plan import Plan
 from autotune.script.plan.loaders import Loaders
 from autotune.techniques import Settings
+from autotune.techniques.data_loading import DataLoading
 
 
 def read(loaders: Loaders, dataset: Any) -> DataLoader[Any]:
@@ -21,8 +23,10 @@ def read(loaders: Loaders, dataset: Any) -> DataLoader[Any]:
     return loader
 
 
-def test_a_dataset_made_anew_for_each_evaluation_goes_with_its_loader():
-    loaders, trained_on = Loaders(Plan(settings=Settings())), TensorDataset(torch.zeros(4))
+@pytest.mark.parametrize("row", [DataLoading(), DataLoading(num_workers=1)])
+def test_a_dataset_made_anew_for_each_evaluation_goes_with_its_loader(row: DataLoading):
+    """Whether a row of data loading is put on its loader or not."""
+    loaders, trained_on = Loaders(Plan(settings=Settings(data_loading=row))), TensorDataset(torch.zeros(4))
     read(loaders, trained_on)
     for _ in range(3):
         evaluated = TensorDataset(torch.zeros(8))

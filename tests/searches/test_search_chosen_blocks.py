@@ -226,12 +226,37 @@ def test_what_was_chosen_together_is_one_of_the_spaces_configurations(in_memory)
     assert best.params == {"layers": '{"kind": "exact"}', "checkpointing": '{"kind": "chosen"}'}
 
 
+def test_layers_that_the_space_spares_in_some_blocks_are_one_of_its_configurations():
+    """Whatever is chosen beside them."""
+    spared = Layers(kind="exact", spared=(0,))
+    choices = {"layers": (Layers(), spared), "checkpointing": (Checkpointing(), BlocksToChoose(kind="chosen"))}
+    some = Settings(checkpointing=Checkpointing(kind="chosen", blocks=(1, 2)))
+    for foreseen in (Foreseen(), Foreseen(chosen=lambda settings: some)):
+        space = ConfigurationSpace(choices, reference_settings(facts()), NUM_BLOCKS, foreseen)
+        for point in (
+            {"layers": one, "checkpointing": other} for one in choices["layers"] for other in choices["checkpointing"]
+        ):
+            assert space.settings(space.params(space.resolved(point))) == space.resolved(point)
+
+
+def test_a_guess_is_not_taken_for_chosen():
+    """All blocks, where none could be chosen."""
+    choices = {"checkpointing": (Checkpointing(), BlocksToChoose(kind="chosen"))}
+    space = ConfigurationSpace(choices, reference_settings(facts()), NUM_BLOCKS)
+    guess = space.resolved({"checkpointing": BlocksToChoose(kind="chosen")})
+    assert space.params(guess) is not None
+    assert not space.is_chosen(guess)
+    some = Settings(checkpointing=Checkpointing(kind="chosen", blocks=(1, 2)))
+    known = space.foretold(Foreseen(chosen=lambda settings: some))
+    assert known.is_chosen(known.resolved({"checkpointing": BlocksToChoose(kind="chosen")}))
+
+
 def test_a_resumed_search_asks_for_nothing_chosen_together_again():
     run_together(trials=2)
     resumed = run_together(trials=20, resume=True)
     assert all(request.kind != "predict" for request in resumed.executor.requests)
     assert resumed.plan.settings == TOGETHER
-    assert TOGETHER not in resumed.measured[:1]
+    assert TOGETHER not in resumed.measured
 
 
 @pytest.mark.slow

@@ -120,4 +120,4 @@ def _recognised(dataset: Any) -> Callable[[Any], bool]:
     except TypeError:
         address = id(dataset)
         return lambda other: id(other) == address
-    return lambda other: known() is other
+    return lambda other: other is not None and known() is other

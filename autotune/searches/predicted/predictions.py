@@ -23,6 +23,8 @@ from ..session import Session
 _EVERY_BLOCK = Checkpointing(kind="blocks")
 _EVIDENCE = "predicted"
 """Prefix of the keys under which the study stores predictions."""
+_TOGETHER = "chosen together"
+"""Key under which it stores for what blocks and layers were."""
 _PART = 0.1
 """Largest share of ``--max-time`` that predictions take, once their process has read the task; the combinations with
 the fewest changes come first."""
@@ -125,18 +127,19 @@ class _Foresight:
         return settings.as_predicted(self._session.facts)
 
     def choose_together(self, space: ConfigurationSpace) -> None:
-        """For what is believed best, have chosen which blocks are recomputed and in which layers save memory, at once:
-        where both are somewhere, that takes the place of its blocks chosen with the layers everywhere."""
-        best = space.believed_best(self._session.study)
-        saving = [one for one in space.choices.get(Layers.name, ()) if one != Layers()]
-        if best.affect("function") or not saving:
-            return
+        """For what is believed best, have chosen which blocks are recomputed and in which layers save memory, at once.
+        That takes the place of its blocks as they were chosen with these layers everywhere, or nowhere."""
+        study, rows = self._session.study, space.choices.get(Layers.name, ())
+        saving = [one for one in rows if isinstance(one, Layers) and one != Layers() and not one.spared]
+        kept = study.kept(_TOGETHER)  # what was measured since may have changed what is believed
+        best = space.believed_best(study) if kept is None else Settings.model_validate(kept)
         own = self.key(best.having(_EVERY_BLOCK, Layers()))
-        choices = [
-            Settings().having(one) for one in (_EVERY_BLOCK, *saving) if self.chosen(own.having(one)) is not None
-        ]
-        if len(choices) > 1:
-            self.ask((), (own,), choices)
+        if best.affect("function") or self.chosen(own) is None:
+            return
+        choices = [Settings().having(one) for one in saving if self.chosen(own.having(one)) is not None]
+        if choices:
+            study.keep(_TOGETHER, best.model_dump(mode="json", exclude_defaults=True))
+            self.ask((), (own,), (Settings().having(_EVERY_BLOCK), *choices))
 
     def ask(
         self, named: Sequence[Settings], to_choose: Sequence[Settings] = (), choices: Sequence[Settings] = ()
@@ -165,7 +168,7 @@ class _Foresight:
         num_known = 0
         if isinstance(outcome, Predicted):
             num_known = sum(one is not None for one in outcome.predictions)
-            self._take(named, to_choose, outcome)
+            self._take(named, to_choose, outcome, is_together=len(choices) > 1)
         elif outcome is not None:
             why = first_line(failure(outcome))
             session.warn(f"memory cannot be predicted, so that trials are spent on learning it: {why}")
@@ -210,7 +213,9 @@ class _Foresight:
         request = self._session.requests.predict_request(named, most_s, deadline_s, to_choose, choices)
         return request.model_copy(update={"id": f"predict-{self._num_asked}"})
 
-    def _take(self, named: Sequence[Settings], to_choose: Sequence[Settings], outcome: Predicted) -> None:
+    def _take(
+        self, named: Sequence[Settings], to_choose: Sequence[Settings], outcome: Predicted, is_together: bool
+    ) -> None:
         if outcome.probed is not None:
             self._session.warn(f"memory is predicted from real steps at small batches: {outcome.probed}")
         for why, every in itertools.groupby(sorted(outcome.refused, key=lambda row: row[1]), lambda row: row[1]):
@@ -218,7 +223,7 @@ class _Foresight:
             more = f" and {count(len(others), 'other combination')}" if others else ""
             self._session.warn(f"memory is not predicted of {first}{more}: {why}")
         for number, (settings, one) in enumerate(zip((*named, *to_choose), outcome.predictions, strict=True)):
-            if one is None:
+            if one is None or (is_together and one.chosen is None):  # then it is of each choice everywhere
                 continue
             if number >= len(named) and one.chosen is not None:
                 layers = one.chosen.layers.kind

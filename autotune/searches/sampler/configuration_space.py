@@ -148,8 +148,8 @@ class ConfigurationSpace:
     def params(self, settings: Settings) -> dict[str, Any] | None:
         """The reverse of :meth:`settings`; None where a choice is not in the space."""
         point: dict[str, Any] = {name: getattr(settings, name) for name in self.choices}
-        if self.is_chosen(settings):
-            point |= {one.name: one for one in self._in_blocks(self._everywhere(settings)) if one.name in point}
+        if (open_to := self._chosen_for(settings)) is not None:
+            point = {name: getattr(open_to, name) for name in self.choices}
             point[Checkpointing.name] = Checkpointing.directive
         if any(choice not in self.choices[name] for name, choice in point.items()):
             return None
@@ -190,9 +190,15 @@ class ConfigurationSpace:
 
     def is_chosen(self, settings: Settings) -> bool:
         """Whether it was chosen in which blocks something is."""
-        everywhere = self._everywhere(settings)
-        is_named = settings == everywhere and settings.checkpointing in self._named
-        return self.is_open and not is_named and settings == self._chosen(everywhere)
+        found = self._chosen_for(settings)
+        return found is not None and self._foreseen.chosen(found) is not None
+
+    def _chosen_for(self, settings: Settings) -> Settings | None:
+        """The configuration that has these settings where its blocks are to be chosen; None where the space names
+        them."""
+        is_named = all(getattr(settings, name) in row for name, row in self.choices.items())
+        open_to = () if is_named or not self.is_open else (self._everywhere(settings), settings)
+        return next((one for one in open_to if settings == self._chosen(one)), None)
 
     def _configuration(self, settings: Settings, facts: Facts) -> Configuration:
         micro_batch = settings.batch.micro if settings.batch else None
