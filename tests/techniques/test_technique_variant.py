@@ -23,6 +23,7 @@ from autotune.plan import Plan, TaskRef
 from autotune.searches.options import Drop
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.models.pruning import Pruning
 from autotune.techniques.models.variant import Variant
 from autotune.testing.models import Mlp
@@ -80,11 +81,16 @@ def test_the_memory_model_traces_the_variant():
 
 
 def test_blocks_to_recompute_are_chosen_among_its_own():
-    """Two blocks in place of four, and a limit below what any choice takes: all of them are recomputed."""
+    """Two blocks in place of four, and a limit below what any choice takes: all of its own are recomputed."""
     task = dataclasses.replace(MLP, variants={"short": shorter})
     chosen = [Settings(batch=Batch(micro=8), variant=variant) for variant in (Variant(), Variant(kind="short"))]
-    options = PredictOptions(settings=(), to_choose=tuple(chosen), target="cuda", limit_bytes=1)
-    assert [one.blocks for one in predict(task, options).predictions] == [(0, 1, 2, 3), (0, 1)]
+    every = Checkpointing(kind="blocks")
+    named = tuple(one.having(every) for one in chosen)
+    options = PredictOptions(settings=named, to_choose=tuple(chosen), target="cuda", limit_bytes=1)
+    *wanted, whole, short = predict(task, options).predictions
+    assert [whole.chosen, short.chosen] == [Settings(checkpointing=every)] * 2
+    assert [whole.flops_per_sample, short.flops_per_sample] == [one.flops_per_sample for one in wanted]
+    assert short.flops_per_sample < whole.flops_per_sample
 
 
 def shorter() -> Mlp:
