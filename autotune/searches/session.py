@@ -122,8 +122,9 @@ class Session:
 
     @property
     def is_tight(self) -> bool:
-        """Whether the job as it stands does not fit."""
-        return self.reference is not None and self.reference.verdict.over_memory
+        """Whether the job as it stands does not fit on its device."""
+        verdict = self.reference.verdict if self.reference is not None else None
+        return verdict is not None and verdict.over_memory and not verdict.of_host
 
     @property
     def feasible(self) -> list[Tried]:
