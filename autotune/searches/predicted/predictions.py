@@ -131,6 +131,8 @@ class _Foresight:
         That takes the place of its blocks as they were chosen with these layers everywhere, or nowhere."""
         study, rows = self._session.study, space.choices.get(Layers.name, ())
         saving = [one for one in rows if isinstance(one, Layers) and one != Layers() and not one.spared]
+        if not saving:
+            return
         kept = study.kept(_TOGETHER)  # what was measured since may have changed what is believed
         best = space.believed_best(study) if kept is None else Settings.model_validate(kept)
         own = self.key(best.having(_EVERY_BLOCK, Layers()))
