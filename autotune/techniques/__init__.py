@@ -22,6 +22,7 @@ from .memory_format import MemoryFormat
 from .models.low_rank import LowRank
 from .models.pruning import Pruning
 from .models.variant import Variant
+from .offload import Offload
 from .optimizers.lazy_adam import LazyAdam
 from .optimizers.optimizer import Optimizer
 from .optimizers.optimizer_state import OptimizerState
@@ -64,6 +65,7 @@ class Settings(BaseModel):
     layers: Layers = Layers()
     tiles: Tiles = Tiles()
     checkpointing: Checkpointing = Checkpointing()
+    offload: Offload = Offload()
     memory_format: MemoryFormat = MemoryFormat()
     compile: Compile = Compile()
     parallel: Parallel = Parallel()

@@ -54,6 +54,8 @@ class Stage(IntEnum):
     """Parts of blocks, with the layers that they have now, compute some positions at a time."""
     CHECKPOINTING = auto()
     """Blocks, with all that is in them, are wrapped."""
+    OFFLOAD = auto()
+    """What blocks, recomputed or not, save is elsewhere until backward."""
     DEVICE = auto()
     """The model is moved to its device, then the order of its tensors' elements changes."""
     PRECISION = auto()

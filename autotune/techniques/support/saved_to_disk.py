@@ -1,0 +1,212 @@
+"""What a block saves for backward, in a file until backward asks for it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import tempfile
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+_LEAST_BYTES = 2**16
+"""Of a tensor that is worth a write and a read."""
+_MOST_TIMES = 2
+"""A storage is kept whole where it is at most so many times what is saved of it."""
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether its forward is :func:`offloaded`."""
+    forward = vars(module).get("forward")
+    return isinstance(forward, functools.partial) and forward.func is offloaded
+
+
+def offloaded(forward: Any, disk: Disk, model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """What a block's forward returns, of which what is saved for backward goes to a file.
+
+    Parameters and buffers stay where they are, and so does what is small. Where the block is recomputed, that is what
+    it was given.
+
+    Args:
+        forward: its own.
+        disk: where to.
+        model: that the block is of.
+        args: what it is given, as its caller gives it.
+        kwargs: the same by name.
+    """
+    import torch
+    from torch.autograd.graph import saved_tensors_hooks
+
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    kept = {one.untyped_storage()._cdata for one in itertools.chain(model.parameters(), model.buffers())}
+    with saved_tensors_hooks(disk.saving(kept), _unpacked):
+        return forward(*args, **kwargs)
+
+
+class Disk:
+    """A file without a name, so that nothing is left of it whatever becomes of the process; room in it is used again.
+
+    A copy of a model has one of its own.
+    """
+
+    def __init__(self) -> None:
+        self._file: Any = None
+        self._free: dict[int, list[int]] = {}
+        """Places of each size."""
+        self._end = 0
+        self._known: dict[Any, weakref.ref[_Saved]] = {}
+        """By storage and its version, what was written of it and is waited for."""
+
+    def __reduce__(self) -> tuple[type[Disk], tuple[()]]:
+        return Disk, ()
+
+    def saving(self, kept: set[int]) -> Callable[[Tensor], Any]:
+        """What packs a tensor that is saved.
+
+        Args:
+            kept: addresses of storages that stay.
+        """
+
+        def pack(tensor: Tensor) -> Any:
+            num_bytes = tensor.numel() * tensor.element_size()
+            is_here = tensor.device.type == "cpu" and tensor.layout is _strided()
+            if num_bytes < _LEAST_BYTES or not is_here or tensor.untyped_storage()._cdata in kept:
+                return tensor
+            if tensor.untyped_storage().nbytes() > _MOST_TIMES * num_bytes:
+                tensor = tensor.contiguous()
+            return _View(self._saved(tensor), tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+        return pack
+
+    def _saved(self, tensor: Tensor) -> _Saved:
+        """Of a storage that several operations save, one copy. Its key refers weakly to the storage, whose address is
+        not another's as long as that is there."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        storage = tensor.untyped_storage()
+        key = StorageWeakRef(storage), tensor._version
+        known = self._known.get(key)
+        found = known() if known is not None else None
+        if found is None:
+            found = _Fake(storage.nbytes()) if _is_fake(tensor) else _OnDisk(self, storage)
+            self._known = {one: ref for one, ref in self._known.items() if ref() is not None}
+            self._known[key] = weakref.ref(found)
+        return found
+
+    def write(self, content: memoryview) -> int:
+        """The place of what is written.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="autotune-offload-", buffering=0)
+        free = self._free.get(len(content))
+        place = free.pop() if free else self._end
+        self._end = max(self._end, place + len(content))
+        done = 0
+        while done < len(content):
+            done += os.pwrite(self._file.fileno(), content[done:], place + done)
+        return place
+
+    def read(self, content: memoryview, place: int) -> None:
+        """Fill ``content`` from a place."""
+        done = 0
+        while done < len(content):
+            done += os.preadv(self._file.fileno(), [content[done:]], place + done)
+
+    def give_back(self, place: int, num_bytes: int) -> None:
+        """The place may be written again."""
+        self._free.setdefault(num_bytes, []).append(place)
+
+
+class _Saved:
+    """The content of a storage, which is had again while anybody has it."""
+
+    def __init__(self) -> None:
+        self._restored: weakref.ref[Tensor] | None = None
+
+    def restored(self) -> Tensor:
+        """(bytes,) of uint8."""
+        found = self._restored() if self._restored is not None else None
+        if found is None:
+            found = self._read()
+            self._restored = weakref.ref(found)
+        return found
+
+    def _read(self) -> Tensor:
+        raise NotImplementedError
+
+
+class _OnDisk(_Saved):
+    def __init__(self, disk: Disk, storage: torch.UntypedStorage) -> None:
+        super().__init__()
+        self._num_bytes = storage.nbytes()
+        place = disk.write(_bytes_of(_of(storage)))
+        self._read_into = functools.partial(disk.read, place=place)
+        weakref.finalize(self, disk.give_back, place, self._num_bytes)
+
+    def _read(self) -> Tensor:
+        import torch
+
+        found = torch.empty(self._num_bytes, dtype=torch.uint8)
+        self._read_into(_bytes_of(found))
+        return found
+
+
+class _Fake(_Saved):
+    """Of a tensor without values."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__()
+        self._num_bytes = num_bytes
+
+    def _read(self) -> Tensor:
+        import torch
+
+        return torch.empty(self._num_bytes, dtype=torch.uint8)
+
+
+class _View:
+    """A saved tensor."""
+
+    def __init__(self, saved: _Saved, dtype: torch.dtype, offset: int, size: torch.Size, stride: Any) -> None:
+        self._saved, self._dtype = saved, dtype
+        self._offset, self._size, self._stride = offset, size, stride
+
+    def tensor(self) -> Tensor:
+        """As it was."""
+        found = self._saved.restored().view(self._dtype)
+        return found.as_strided(self._size, self._stride, self._offset)
+
+
+def _unpacked(packed: Any) -> Tensor:
+    return packed.tensor() if isinstance(packed, _View) else packed
+
+
+def _of(storage: torch.UntypedStorage) -> Tensor:
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.numpy())
+
+
+def _strided() -> torch.layout:
+    import torch
+
+    return torch.strided
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    from ...internals.fake_tensors import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
