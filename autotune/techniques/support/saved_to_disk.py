@@ -8,7 +8,11 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError
+from ...units import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +94,7 @@ class Disk:
         from torch.multiprocessing.reductions import StorageWeakRef
 
         storage = tensor.untyped_storage()
-        key = StorageWeakRef(storage), tensor._version
+        key = StorageWeakRef(storage), tensor._version  # type: ignore[no-untyped-call]
         known = self._known.get(key)
         found = known() if known is not None else None
         if found is None:
@@ -103,16 +107,23 @@ class Disk:
         """The place of what is written.
 
         Raises:
-            OSError: the disk is full.
+            UserError: the disk is full, or what there is in its place is memory.
         """
         if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="autotune-offload-", buffering=0)
+            self._file = _opened()
         free = self._free.get(len(content))
         place = free.pop() if free else self._end
         self._end = max(self._end, place + len(content))
         done = 0
-        while done < len(content):
-            done += os.pwrite(self._file.fileno(), content[done:], place + done)
+        try:
+            while done < len(content):
+                done += os.pwrite(self._file.fileno(), content[done:], place + done)
+        except OSError as error:
+            raise UserError(
+                f"settings.offload: what blocks save cannot be written to {tempfile.gettempdir()} after "
+                f"{format_bytes(self._end)}: {error.strerror}. Set TMPDIR to a folder on a disk with more room, or use "
+                "kind: none."
+            ) from None
         return place
 
     def read(self, content: memoryview, place: int) -> None:
@@ -124,6 +135,25 @@ class Disk:
     def give_back(self, place: int, num_bytes: int) -> None:
         """The place may be written again."""
         self._free.setdefault(num_bytes, []).append(place)
+
+
+def _opened() -> Any:
+    """The file.
+
+    Raises:
+        UserError: it would lie in memory.
+    """
+    file = tempfile.TemporaryFile(prefix="autotune-offload-", buffering=0)  # noqa: SIM115 - as long as the model
+    device = os.fstat(file.fileno()).st_dev
+    ours = f"{os.major(device)}:{os.minor(device)}"
+    rows = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    if any(row[2] == ours and row[row.index("-") + 1] == "tmpfs" for row in rows):
+        file.close()
+        raise UserError(
+            f"settings.offload: {tempfile.gettempdir()} lies in memory (tmpfs), which offloading is to save. Set "
+            "TMPDIR to a folder on a disk."
+        )
+    return file
 
 
 class _Saved:
@@ -176,7 +206,7 @@ class _Fake(_Saved):
 class _View:
     """A saved tensor."""
 
-    def __init__(self, saved: _Saved, dtype: torch.dtype, offset: int, size: torch.Size, stride: Any) -> None:
+    def __init__(self, saved: _Saved, dtype: torch.dtype, offset: Any, size: torch.Size, stride: Any) -> None:
         self._saved, self._dtype = saved, dtype
         self._offset, self._size, self._stride = offset, size, stride
 
@@ -193,11 +223,11 @@ def _unpacked(packed: Any) -> Tensor:
 def _of(storage: torch.UntypedStorage) -> Tensor:
     import torch
 
-    return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.numpy())
+    return memoryview(tensor.numpy())  # type: ignore[arg-type]  # it has a buffer, which numpy's stub does not say
 
 
 def _strided() -> torch.layout:
