@@ -1,6 +1,6 @@
-"""What tiles save and cost, in training steps of two models of transformers on long inputs.
+"""What tiles, and what is saved on disk, save and cost, in training steps of two models of transformers on long inputs.
 
-    python -m benchmarks.tiles --keep  # three minutes
+    python -m benchmarks.tiles --keep  # four minutes
 
 Four blocks of GPT-2 (256 features, 1,024 inside, dropout 0.1 but in its attention) and of LLaMA (256, 1,024 twice),
 2,048 positions, without a head, whose logits would be the peak. Each plan's step takes turns with the stock step. The
@@ -33,9 +33,11 @@ LENGTH = 2048
 _TILES = {"tiles": {"kind": "feed_forward"}}
 _BLOCKS = {"checkpointing": {"kind": "blocks"}}
 _EXACT = {"layers": {"kind": "exact"}}
+_DISK = {"offload": {"kind": "activations"}}
 PLANS: dict[str, dict[str, Any]] = {
     "stock": {}, "tiles": _TILES, "layers": _EXACT, "tiles, layers": _TILES | _EXACT, "blocks": _BLOCKS,
-    "tiles, blocks": _TILES | _BLOCKS,
+    "tiles, blocks": _TILES | _BLOCKS, "offload": _DISK, "layers, offload": _EXACT | _DISK,
+    "blocks, offload": _BLOCKS | _DISK,
 }  # fmt: skip
 
 
