@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from functools import lru_cache
 
 from ..errors import PlanError
@@ -19,9 +20,9 @@ from .predictor import Predictor
 from .tracing.fake_step import Untraceable
 from .types import Cheapest, CheapestOptions, Foretold, Interval
 
-_SPREAD = 1.3
+_SPREAD, _SPREAD_MAPPED = 1.3, 1.1
 """By how much more than the upper end of its interval a process may be charged beside what it held before, on a CPU,
-where glibc allots its memory, and nothing measures this one. A Gemma 2 whose step has several tensors of just under 32
+where glibc allots its memory, and nothing measures this one; and where large tensors have pages of their own. A Gemma 2 whose step has several tensors of just under 32
 MiB, the largest that glibc puts on its heap, took 1.12 to 1.26 times as much in four runs of three steps; 20 others
 took at most 1.06 times (``benchmarks/results/fit-cpu.jsonl``). Not bounded: that heap grew at each step, and in
 a fifth run the fourth step was above this, too."""
@@ -95,7 +96,7 @@ class _Choice:
     def _look_at(self, plain: Settings) -> None:
         choice = ProcessChoice(self._places, self._of, self._able(plain))
         try:
-            found = choice.choose(plain, self._micro, self._options.limit_bytes, self._counts)
+            found = choice.choose(plain, self._micro, self._options.limit_bytes, self._counts(plain))
             looked_at = choice.of(plain, self._micro).smallest(self._micro) if found is None else [found]
         except Untraceable:  # no trace tells what a block keeps: each choice everywhere
             looked_at = sorted(choice.everywhere(plain), key=believed)
@@ -147,17 +148,18 @@ class _Choice:
         return max(counted, as_bytes(step) * times + as_bytes(optimizer)) * believed(settings)
 
     def _process(self, settings: Settings) -> Interval:
-        return self._spread(self._of(settings).process(self._micro, settings))
+        return self._spread(self._of(settings).process(self._micro, settings), settings)
 
-    def _counts(self, process: Interval) -> int:
-        return self._spread(process).high
+    def _counts(self, plain: Settings) -> Callable[[Interval], int]:
+        return lambda process: self._spread(process, plain).high
 
-    def _spread(self, process: Interval) -> Interval:
+    def _spread(self, process: Interval, settings: Settings) -> Interval:
         """With what one process differs from another."""
         if self._options.target == "cuda":
             return process
         beside = self._stock.base_bytes
-        return process.model_copy(update={"high": round(beside + (process.high - beside) * _SPREAD)})
+        spread = _SPREAD_MAPPED if settings.allocator.kind == "mmap" else _SPREAD
+        return process.model_copy(update={"high": round(beside + (process.high - beside) * spread)})
 
     def _predictor(self, settings: Settings) -> Predictor:
         if settings == self._options.combinations[0]:
@@ -190,4 +192,4 @@ class _Choice:
 
 def _only_adds(settings: Settings) -> bool:
     """Whether it can but take longer than the job as it stands."""
-    return all(one.trades_time for one in settings.chosen())
+    return all(mean < 0 for mean, _ in (one.prior_gain() for one in settings.chosen()))

@@ -12,6 +12,7 @@ from ..estimates import Cheapest, CheapestOptions
 from ..plan import Budget
 from ..search_spaces import SearchSpace
 from ..techniques import TECHNIQUES, Facts, Settings, Stage, Technique
+from ..techniques.allocator import Allocator
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
 from ..units import MIB, ceil_mib, format_bytes, size
@@ -25,12 +26,14 @@ Techniques = Iterable[str] | Mapping[str, Any]
 
 
 def is_of_step(kind: type[Technique]) -> bool:
-    """Whether it changes a step's tensors, and neither its samples nor what is computed."""
-    return "tensors" in kind.affects and not kind.affects & {"function", "samples"}
+    """Whether it changes a step's tensors or where they lie, and neither its samples nor what is computed."""
+    return bool(kind.affects & {"tensors", "process"}) and not kind.affects & {"function", "samples"}
 
 
 DEFAULT = tuple(
-    name for name, one in TECHNIQUES.items() if one.trades_time and is_of_step(one) and not one.only_where_listed
+    name
+    for name, one in TECHNIQUES.items()
+    if is_of_step(one) and (one.trades_time or one is Allocator) and not one.only_where_listed
 )
 """Those that trade time for memory, and keep batch and function."""
 
@@ -58,13 +61,14 @@ def combinations_of(
                 f"fit: techniques: it changes a model and its optimizer, and not what is computed or fed to it, but "
                 f"got {name}. Use some of: {', '.join(one for one in TECHNIQUES if is_of_step(TECHNIQUES[one]))}."
             )
-    choices = SearchSpace.of(rows, "fit: techniques").choices(facts)
+    here = tuple(one for one in facts.allocators if one == "mmap")  # a process that runs has its library
+    choices = SearchSpace.of(rows, "fit: techniques").choices(facts.model_copy(update={"allocators": here}))
     found = []
     for name, row in choices.items():
         exact = [one for one in row if one.exactness(facts) == "exact"]
         if techniques is None or (rows[name] == "auto" and len(exact) > 1):
             row = tuple(exact)
-        row = tuple(one for one in row if may_free or not one.frees_gradients)
+        row = tuple(one for one in row if (may_free or not one.frees_gradients) and not one.environment())
         found.append([one for one in row if has_optimizer or one.stage is not Stage.OPTIMIZER or one == type(one)()])
     others = [row for row in found if row and row[0].adds_up is None]
     together = (Settings(**{one.name: one for one in chosen}) for chosen in itertools.product(*others))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from ..estimates.cards import on_device
 from ..plan import Budget, Plan
 from ..randomness import undisturbed
 from ..ranks import gathered, has_group, this_rank
+from ..techniques.allocator import heap_kept_small
 from ..units import parse_bytes
 from .choices import Techniques, combinations_of, nearest_miss
 from .fitted import Fitted, foreseen
@@ -57,7 +58,7 @@ def fit(
         optimizer: of the model's parameters, or a function of them that builds it; None assumes AdamW.
         device: that is planned for; None is the model's.
         techniques: names of those to choose from, or choices of each as a search space has them: ``{"precision":
-            [{"kind": "bf16"}]}``. None is recomputed blocks and memory-saving layers. ``"optimizer_step"`` adds the
+            [{"kind": "bf16"}]}``. None is recomputed blocks, memory-saving layers, and on a CPU glibc's threshold. ``"optimizer_step"`` adds the
             optimizer's step within backward, for loops that neither clip, log nor accumulate gradients;
             ``"optimizer_state"`` its averages in fewer bits, which rounds them.
         accumulate: batches whose gradients the loop adds up before it steps the optimizer.
@@ -85,7 +86,8 @@ def fit(
     loop = Loop(loss or own_loss, accumulate, max_grad_norm, precision, tuple(blocks))
     job = Job(model, batch, optimizer, loop)
     may_free = optimizer is not None and techniques is not None and this_rank().size == 1
-    with undisturbed(), torch.enable_grad(), _left_alone(model):
+    kept_small = heap_kept_small() if target == "cpu" else nullcontext()
+    with kept_small, undisturbed(), torch.enable_grad(), _left_alone(model):
         facts = job.facts(target, is_here, limit_bytes)
         combinations, choices = combinations_of(
             techniques, facts, may_free=may_free, batch=loop.batch, has_optimizer=optimizer is not None

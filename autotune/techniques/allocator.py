@@ -7,13 +7,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from .support.base import Effect, Stage, Technique
+from ..units import MIB
+from .support.base import Effect, Run, Stage, Technique
 from .support.facts import Facts
 
 if TYPE_CHECKING:
@@ -26,6 +28,13 @@ INSTALLATION = {
     "jemalloc": "apt-get install libjemalloc2, or without root conda install -c conda-forge jemalloc",
 }
 """How to get each (Debian, Ubuntu; conda)."""
+MMAP_THRESHOLD = MIB
+"""Bytes from which on ``mmap`` gives a tensor pages of its own."""
+_GROWN_THRESHOLD = 32 * MIB
+"""Source: malloc.c of glibc, DEFAULT_MMAP_THRESHOLD_MAX."""
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
+"""Source: malloc.h of glibc."""
+_NOT_GLIBC = "it sets a threshold of glibc's malloc, which this process does not have"
 _CUDA_VARIABLE, _EXPANDABLE = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 _CUDA_OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -39,11 +48,14 @@ class Allocator(Technique):
     purposes: ClassVar[Mapping[str, str]] = {
         "tcmalloc": "Preloads tcmalloc for malloc: less memory, the same peak each time.",
         "jemalloc": "Preloads jemalloc for malloc: less memory.",
+        "mmap": "Lets glibc give each tensor of 1 MiB or more its own pages, which go back with it: less memory, and time "
+        "for new pages.",
         "expandable_segments": "Lets the CUDA allocator grow its segments: less fragmentation.",
     }
 
-    kind: Literal["system", "tcmalloc", "jemalloc", "expandable_segments"] = "system"
-    """``system`` is the C library's; ``tcmalloc`` and ``jemalloc`` are preloaded; ``expandable_segments`` is CUDA's."""
+    kind: Literal["system", "tcmalloc", "jemalloc", "mmap", "expandable_segments"] = "system"
+    """``system`` is the C library's; ``tcmalloc`` and ``jemalloc`` are preloaded; ``mmap`` is glibc's, with a fixed
+    threshold; ``expandable_segments`` is CUDA's."""
 
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
@@ -52,12 +64,16 @@ class Allocator(Technique):
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Allocator, ...]:
-        """What is installed, tcmalloc first: it repeats to the megabyte."""
-        offered = (cls(kind="tcmalloc"), cls(kind="jemalloc"), cls(kind="expandable_segments"))
-        return (cls(), *(choice for choice in offered if choice.unavailable(facts) is None))
+        """What is there, tcmalloc first: it repeats to the megabyte. So does mmap, which is slower: where nothing is
+        installed."""
+        offered = (cls(kind="tcmalloc"), cls(kind="jemalloc"), cls(kind="mmap"), cls(kind="expandable_segments"))
+        found = tuple(choice for choice in offered if choice.unavailable(facts) is None)
+        return (cls(), *(one for one in found if one.kind != "mmap" or "tcmalloc" not in facts.allocators))
 
     def prior_gain(self) -> tuple[float, float]:
         """tcmalloc was 1.08 to 1.19 times as fast at the medians of three trainings (benchmarks/replay/tables)."""
+        if self.kind == "mmap":
+            return -0.15, 0.1
         return (0.1, 0.1) if self.kind in _LIBRARIES else (0.0, 0.0)
 
     def unavailable(self, facts: Facts) -> str | None:
@@ -68,9 +84,9 @@ class Allocator(Technique):
             return None
         if facts.device.type == "cuda":
             return f"{self.kind} serves host memory, which is not what a CUDA budget is held against"
-        if self.kind not in facts.allocators:
-            return f"{self.kind} is not installed: {INSTALLATION[self.kind]}"
-        return None
+        if self.kind in facts.allocators:
+            return None
+        return f"{self.kind} is not installed: {INSTALLATION[self.kind]}" if self.kind in _LIBRARIES else _NOT_GLIBC
 
     def environment(self) -> dict[str, str]:
         """``LD_PRELOAD`` of the library, or CUDA's allocator configuration.
@@ -80,7 +96,7 @@ class Allocator(Technique):
 
         Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf
         """
-        if self.kind == "system":
+        if self.kind in ("system", "mmap"):
             return {}
         if self.kind == "expandable_segments":
             return {_CUDA_VARIABLE: _EXPANDABLE}
@@ -94,7 +110,7 @@ class Allocator(Technique):
 
     def not_in_force(self) -> str | None:
         """Whether the process's ``malloc`` is the library's, or the variable is set."""
-        if self.kind == "system":
+        if self.kind in ("system", "mmap"):
             return None
         if self.kind == "expandable_segments":
             in_force = _EXPANDABLE in os.environ.get(_CUDA_VARIABLE, os.environ.get(_CUDA_OLD_VARIABLE, ""))
@@ -103,10 +119,53 @@ class Allocator(Technique):
             return None
         return f"the plan was measured with {self.kind} preloaded, which this process is not"
 
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
+        """``mmap``: set glibc's thresholds, for the rest of the process. What is free on the heap by then is still
+        taken first.
+
+        Raises:
+            PlanError: ``malloc`` is not glibc's here.
+
+        Source: mallopt(3), M_MMAP_THRESHOLD: once it is set, it no longer grows with what is unmapped.
+        """
+        if self.kind == "mmap" and not map_large():
+            raise PlanError(f"settings.allocator.kind: mmap: {_NOT_GLIBC}. Use kind: system.")
+        return model
+
+
+def map_large(threshold: int = MMAP_THRESHOLD) -> bool:
+    """Have glibc map what takes a threshold of bytes or more, give back what is free on the heap, and say whether it is
+    glibc: what is free there is taken before anything is mapped."""
+    if _is_glibc():
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, threshold)
+        library.mallopt(_M_TRIM_THRESHOLD, 2 * threshold)
+        library.malloc_trim(0)
+    return _is_glibc()
+
+
+@contextmanager
+def heap_kept_small() -> Iterator[None]:
+    """Whatever is large and made within is not on glibc's heap, where it would leave holes that what a job allocates
+    later is laid into. Behind it, the threshold is the largest that glibc comes to by itself."""
+    map_large()
+    try:
+        yield
+    finally:
+        map_large(_GROWN_THRESHOLD)
+
 
 def installed_allocators() -> tuple[str, ...]:
-    """Of ``tcmalloc`` and ``jemalloc``: what this machine has."""
-    return tuple(kind for kind in _LIBRARIES if sys.platform.startswith("linux") and _find(kind))
+    """Of ``tcmalloc``, ``jemalloc`` and ``mmap``: what this machine has."""
+    if not sys.platform.startswith("linux"):
+        return ()
+    return (*(kind for kind in _LIBRARIES if _find(kind)), *(["mmap"] if _is_glibc() else []))
+
+
+def _is_glibc() -> bool:
+    """Whether ``malloc`` is glibc's, and none that is preloaded."""
+    is_there = sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
+    return is_there and not _malloc_library().startswith(tuple(f"lib{kind}" for kind in _LIBRARIES))
 
 
 def _find(kind: str) -> str | None:

@@ -44,16 +44,18 @@ _CACHED = 7
 
 
 class Heap:
-    """The main arena, and mappings beside it."""
+    """The main arena, and mappings beside it: from a threshold on that is fixed, or grows with what is unmapped."""
 
-    def __init__(self) -> None:
+    def __init__(self, threshold: int | None = None) -> None:
         self.peak_bytes = 0
         """Most bytes resident so far."""
         self._free = FreeBlocks()
         self._last: Block | None = None
         """The block below the top."""
         self._top = self._end = self._touched = self._mapped = 0
-        self._threshold = self._trim_at = _THRESHOLD
+        self._grows = threshold is None
+        self._threshold = threshold or _THRESHOLD
+        self._trim_at = 2 * threshold if threshold else _THRESHOLD
 
     def allocate(self, num_bytes: int) -> Block | None:
         """A block of at least so many bytes; None for nothing."""
@@ -130,7 +132,7 @@ class Heap:
 
     def _unmap(self, block: Block) -> None:
         self._mapped -= block.num_bytes
-        if self._threshold < block.num_bytes <= _MOST_THRESHOLD:
+        if self._grows and self._threshold < block.num_bytes <= _MOST_THRESHOLD:
             self._threshold, self._trim_at = block.num_bytes, 2 * block.num_bytes
 
 
@@ -142,8 +144,8 @@ class TensorHeap:
     at a quarter of its size.
     """
 
-    def __init__(self) -> None:
-        self.heap = Heap()
+    def __init__(self, threshold: int | None = None) -> None:
+        self.heap = Heap(threshold)
         self._random = random.Random(0)
         self._left: list[tuple[int, Block]] = []
         self._cached: tuple[list[Block], ...] = tuple([] for _ in _BESIDE)
@@ -175,9 +177,14 @@ class TensorHeap:
         return number, cached.pop() if cached else self.heap.chunk(_BESIDE[number])
 
 
-def resident_peak_bytes(trace: Trace) -> int:
-    """Most bytes that glibc's malloc keeps resident for a training with this steady step."""
-    tensors = TensorHeap()
+def resident_peak_bytes(trace: Trace, threshold: int | None = None) -> int:
+    """Most bytes that glibc's malloc keeps resident for a training with this steady step.
+
+    Args:
+        trace: of the step.
+        threshold: bytes from which on it maps; None is its own, which grows.
+    """
+    tensors = TensorHeap(threshold)
     replay(trace, tensors)
     least = trace.peak_bytes()
     passes = sum(span.phase == Phase.FORWARD for span in trace.spans)

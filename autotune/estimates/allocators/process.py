@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +12,7 @@ from torch import Tensor, nn
 from ...measure.processes import own_peak_bytes, unmapped_files_bytes
 from ...measure.profiling.allocations import Trace
 from ...techniques import Settings
+from ...techniques.allocator import MMAP_THRESHOLD
 from ...techniques.checkpointing import Checkpointing
 from ...units import MIB
 from ..types import WORKER_BYTES, Interval
@@ -72,7 +76,7 @@ def process_interval(base_bytes: int, trace: Trace, tensors: Interval, settings:
         settings: whose allocator it is.
     """
     kind = settings.allocator.kind
-    resident = {"tcmalloc": pages.resident_peak_bytes, "jemalloc": _guessed_bytes}.get(kind, heap.resident_peak_bytes)
+    resident = _RESIDENT.get(kind, heap.resident_peak_bytes)
     added = resident(trace) / trace.peak_bytes()
     beside = base_bytes + _BESIDE_BYTES.get(kind, 0)
     low, value, high = (beside + round(part * added) for part in (tensors.low, tensors.value, tensors.high))
@@ -83,6 +87,14 @@ def process_interval(base_bytes: int, trace: Trace, tensors: Interval, settings:
 def _guessed_bytes(trace: Trace) -> int:
     """Resident bytes under jemalloc, by a guess: its rules were not looked into."""
     return round(1.05 * trace.peak_bytes())
+
+
+_RESIDENT: Mapping[str, Callable[[Trace], int]] = {
+    "tcmalloc": pages.resident_peak_bytes,
+    "jemalloc": _guessed_bytes,
+    "mmap": functools.partial(heap.resident_peak_bytes, threshold=MMAP_THRESHOLD),
+}
+"""By the allocator; glibc's own where none is named."""
 
 
 def workers_bytes(settings: Settings) -> int:
