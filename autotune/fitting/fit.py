@@ -58,9 +58,10 @@ def fit(
         optimizer: of the model's parameters, or a function of them that builds it; None assumes AdamW.
         device: that is planned for; None is the model's.
         techniques: names of those to choose from, or choices of each as a search space has them: ``{"precision":
-            [{"kind": "bf16"}]}``. None is recomputed blocks, memory-saving layers, and on a CPU glibc's threshold. ``"optimizer_step"`` adds the
-            optimizer's step within backward, for loops that neither clip, log nor accumulate gradients;
-            ``"optimizer_state"`` its averages in fewer bits, which rounds them.
+            [{"kind": "bf16"}]}``. None is recomputed blocks, memory-saving layers, and on a CPU the allocator ``mmap``.
+            ``"optimizer_step"`` adds the optimizer's step within backward, for loops that neither clip, log nor
+            accumulate gradients; ``"optimizer_state"`` its averages in fewer bits, which rounds them; ``"offload"``
+            what blocks save on disk.
         accumulate: batches whose gradients the loop adds up before it steps the optimizer.
         max_grad_norm: what the loop clips the norm of all gradients at; None where it does not.
         precision: what the loop runs in today: bf16 and fp16 by autocast around forward and loss.

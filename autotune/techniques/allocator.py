@@ -48,8 +48,7 @@ class Allocator(Technique):
     purposes: ClassVar[Mapping[str, str]] = {
         "tcmalloc": "Preloads tcmalloc for malloc: less memory, the same peak each time.",
         "jemalloc": "Preloads jemalloc for malloc: less memory.",
-        "mmap": "Lets glibc give each tensor of 1 MiB or more its own pages, which go back with it: less memory, and time "
-        "for new pages.",
+        "mmap": "Lets glibc give each tensor of 1 MiB or more pages of its own: less memory, and time for new pages.",
         "expandable_segments": "Lets the CUDA allocator grow its segments: less fragmentation.",
     }
 

@@ -33,6 +33,20 @@ def test_once_one_was_unmapped_others_of_its_size_come_from_the_heap_and_stay():
     assert 41 * MIB < heap.peak_bytes < 41 * MIB + 3 * PAGE
 
 
+def test_with_a_fixed_threshold_what_was_unmapped_is_mapped_again():
+    """1 MiB twice, then ten small ones, of which only the pages that they are on stay."""
+    heap = Heap(threshold=MIB)
+    for _ in range(2):
+        heap.free(heap.allocate(16 * MIB))
+        heap.free(heap.allocate(MIB))
+    assert heap.peak_bytes == 16 * MIB + PAGE
+    blocks = [heap.allocate(MIB // 2) for _ in range(10)]
+    for block in blocks:
+        heap.free(block)
+    heap.allocate(20 * MIB)
+    assert heap.peak_bytes < 20 * MIB + 3 * PAGE + 128 * 1024
+
+
 def test_a_hole_of_its_own_size_does_not_take_an_aligned_block():
     """Sought are 96 bytes more than are kept: between two that stay, a block that was freed is not had again."""
     heap = Heap()

@@ -11,12 +11,13 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
+from fresh_process import in_fresh_process
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
 import autotune
 from autotune.errors import NothingFits, SpaceError, TaskError, UserError
-from autotune.measure.processes import resident_bytes
+from autotune.measure.processes import own_peak_bytes, resident_bytes
 from autotune.randomness import alike, random_state
 from autotune.techniques import Settings
 from autotune.techniques.support.recomputed import is_recomputed
@@ -353,6 +354,27 @@ def test_the_smallest_budget_works_when_it_is_asked_for_in_the_same_process():
         autotune.fit(model, batch(), "1MiB")
     words = str(raised.value).partition("works is ")[2].split(" (")[0]
     assert autotune.fit(model, batch(), words).peak.high * 1.03 <= parse_bytes(words)
+
+
+def _fitted_below_what_is_predicted() -> tuple[str, int, int, int]:
+    """The allocator for a budget that glibc's heap may go over, that budget, and what two steps of SGD took."""
+    model, rows = Model(), {"x": torch.ones(2**14, WIDTH)}
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    stock = autotune.fit(model, rows, "64GiB", optimizer=sgd, dry_run=True).peak
+    budget = (stock.value + stock.high) // 2
+    fitted = autotune.fit(model, rows, budget, optimizer=sgd, techniques=["allocator"])
+    for _ in range(2):
+        fitted.loss(model, rows).backward()
+        sgd.step()
+        sgd.zero_grad()
+    return fitted.settings.allocator.kind, budget, fitted.peak.high, own_peak_bytes()
+
+
+@pytest.mark.medium
+def test_where_glibcs_heap_may_not_fit_large_tensors_get_pages_of_their_own():
+    kind, budget, high, took = in_fresh_process(_fitted_below_what_is_predicted)
+    assert kind == "mmap"
+    assert took <= high <= budget
 
 
 def test_the_optimizer_must_be_the_models():

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from line_task import floats, line, training_of
 
 import autotune
@@ -26,10 +28,20 @@ needs = {
 each_installed = pytest.mark.parametrize("kind", [pytest.param(kind, marks=needs[kind]) for kind in KINDS])
 
 
+on_glibc = pytest.mark.skipif("mmap" not in installed_allocators(), reason="malloc is not glibc's")
+
+
+@pytest.mark.usefixtures("_threshold")
 class TestAllocator(TechniqueContract):
     technique = Allocator
     bitwise = True
-    lacking = (*(Allocator(kind=kind) for kind in KINDS), Allocator(kind="expandable_segments"))
+    lacking = (*(Allocator(kind=kind) for kind in (*KINDS, "mmap")), Allocator(kind="expandable_segments"))
+
+    @pytest.fixture
+    def _threshold(self) -> Iterator[None]:
+        """Later tests have glibc's own again, as it is once it has grown."""
+        with module.heap_kept_small():
+            yield
 
 
 def libraries_of_child(environment: dict[str, str]) -> str:
@@ -97,7 +109,7 @@ def test_a_process_of_debians_python_that_has_the_library_is_not_warned():
 def test_what_is_not_installed_says_how_to_get_it(monkeypatch):
     """In the space, by its reason; in a plan, by an error: with root, and without."""
     monkeypatch.setattr(module, "_find", lambda kind: None)
-    assert installed_allocators() == ()
+    assert not {*KINDS} & {*installed_allocators()}
     assert Allocator(kind="jemalloc").unavailable(BARE) == (
         "jemalloc is not installed: apt-get install libjemalloc2, or without root conda install -c conda-forge jemalloc"
     )
@@ -130,6 +142,50 @@ def test_each_device_has_its_own():
     }
     assert [choice.kind for choice in offered["cpu"]] == ["system", "tcmalloc", "jemalloc"]
     assert [choice.kind for choice in offered["cuda"]] == ["system", "expandable_segments"]
+
+
+def test_mmap_is_offered_where_tcmalloc_is_not_installed():
+    offered = [
+        [one.kind for one in Allocator.choices(BARE.model_copy(update={"allocators": found}))]
+        for found in (("mmap",), ("jemalloc", "mmap"), ("tcmalloc", "mmap"))
+    ]
+    assert offered == [["system", "mmap"], ["system", "jemalloc", "mmap"], ["system", "tcmalloc"]]
+
+
+_LEFT = """
+import sys, torch
+from autotune.measure.processes import resident_bytes
+from autotune.techniques.allocator import Allocator
+Allocator(kind=sys.argv[1]).on_model(torch.nn.Identity(), ())
+one = torch.ones(16 << 20, dtype=torch.uint8)
+del one  # glibc's own threshold has grown to 16 MiB
+before, kept = resident_bytes(), []
+large = []
+for _ in range(40):
+    large.append(torch.ones(3 << 20, dtype=torch.uint8))
+    kept.append(torch.ones(1000))
+del large
+print((resident_bytes() - before) >> 20)
+"""
+
+
+@on_glibc
+@pytest.mark.medium
+def test_with_mmap_what_is_freed_goes_back():
+    """Forty tensors of 3 MiB, a small one behind each: once they are freed, glibc's heap keeps their 120 MiB."""
+    left = [
+        int(subprocess.run([sys.executable, "-c", _LEFT, kind], capture_output=True, text=True, check=True).stdout)
+        for kind in ("system", "mmap")
+    ]
+    assert left[0] >= 100
+    assert left[1] <= 2
+
+
+def test_mmap_needs_glibc(monkeypatch):
+    monkeypatch.setattr(module, "_is_glibc", lambda: False)
+    assert installed_allocators() == tuple(kind for kind in KINDS if module._find(kind))
+    with pytest.raises(PlanError, match=r"settings\.allocator\.kind: mmap: .* Use kind: system"):
+        Allocator(kind="mmap").on_model(torch.nn.Identity(), ())
 
 
 def test_a_plan_needs_no_environment_by_itself():
