@@ -203,6 +203,27 @@ def test_an_average_falls_as_slowly_as_it_is_told(kind):
     assert found.min() > 0
 
 
+def test_4_bits_are_the_number_on_average():
+    """Wherever it lies between two codes, of either sign; the largest of a block is kept as it is, and a half of noise
+    rounds to the nearest code. The last block is no whole one."""
+    store, like = STORES["4bit"], torch.empty(128 * 3 + 5)
+    values = torch.linspace(0.05, 1.0, like.numel())
+    for signed, signs in ((True, torch.ones_like(like).cumsum(0) % 2 * 2 - 1), (False, torch.ones_like(like))):
+        fields = store.empty(like)
+        found = torch.zeros_like(like)
+        for step in range(200):
+            store.write(fields, 0, values * signs, signed, torch.full_like(like, (step + 0.5) / 200))
+            found += store.read(fields, 0, like.numel(), signed) / 200
+        assert torch.allclose(found, values * signs, atol=0.002)
+        assert float(found[-1]) == pytest.approx(float(signs[-1]), rel=1e-6)
+        store.write(fields, 0, values * signs, signed, torch.full_like(like, 0.5))
+        once = store.read(fields, 0, like.numel(), signed)
+        levels = torch.arange(8) ** 2 / 49 if signed else torch.arange(1, 16) ** 4 / 15**4
+        largest = torch.stack([part.max() for part in values.split(128)]).repeat_interleave(128)[: like.numel()]
+        nearest = (levels - (values / largest)[:, None]).abs().amin(1)
+        assert torch.allclose((once - values * signs).abs() / largest, nearest, atol=1e-5)
+
+
 def test_a_loss_scaler_skips_its_step():
     """A fused kernel that is told of an infinite gradient leaves weights and averages as they are."""
     parameters = weights()

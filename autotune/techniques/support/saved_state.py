@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .few_bits import BFloat16, Codes, Fields, Store
+from .few_bits import BFloat16, Codes, Codes4, Fields, Store
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-STORES: Mapping[str, Store] = {"bf16": BFloat16(), "8bit": Codes()}
+STORES: Mapping[str, Store] = {"bf16": BFloat16(), "8bit": Codes(), "4bit": Codes4()}
 """By the kind of ``optimizer_state``."""
 _PIECE = 2**20
 """Elements of a parameter that are had in full at once: a multiple of every block's size."""
