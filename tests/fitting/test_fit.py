@@ -301,7 +301,7 @@ def test_the_step_is_in_backward_only_where_it_is_asked_for_and_the_optimizer_gi
 
 @pytest.mark.medium
 def test_state_in_fewer_bits_is_chosen_where_it_is_named_and_there_is_an_optimizer():
-    """It rounds: 128 MiB of averages become 32. Of a loop's own optimizer nothing is known."""
+    """It rounds: 128 MiB of averages become 17. Of a loop's own optimizer nothing is known."""
     wide = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4)))
     optimizer = torch.optim.AdamW(wide.parameters())
 
@@ -315,13 +315,13 @@ def test_state_in_fewer_bits_is_chosen_where_it_is_named_and_there_is_an_optimiz
 
     named = {"techniques": "optimizer_state"}
     stock, without, less = least(optimizer=optimizer), least(**named), least(optimizer=optimizer, **named)
-    assert stock - less >= 64 * MIB
+    assert stock - less >= 96 * MIB
     assert abs(stock - without) <= 4 * MIB
     fitted = autotune.fit(wide, torch.zeros(4, 2048), less, loss=mean, device="cuda", optimizer=optimizer, **named)
-    assert fitted.settings.optimizer_state.kind == "8bit"
+    assert fitted.settings.optimizer_state.kind == "4bit"
     mean(wide, torch.ones(4, 2048)).backward()
     optimizer.step()
-    assert "exp_avg.codes8" in optimizer.state[wide[0].weight]
+    assert "exp_avg.codes4" in optimizer.state[wide[0].weight]
 
 
 def test_ranks_without_a_group_are_told_to_make_one(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import pickle
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from autotune.estimates.memory_model import fit_memory_model
 from autotune.estimates.tracing.real_step import fit_probed_model
 from autotune.plan import Plan
 from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
 from autotune.techniques.optimizers import optimizer_state
 from autotune.techniques.optimizers.optimizer_state import OptimizerState
 from autotune.techniques.optimizers.optimizer_step import OptimizerStep
@@ -25,7 +27,7 @@ from autotune.techniques.support import kept_state
 from autotune.techniques.support.saved_state import STORES, empty
 from autotune.testing.techniques import TechniqueContract
 
-KINDS = tuple(OptimizerState(kind=kind) for kind in ("8bit", "bf16"))
+KINDS = tuple(OptimizerState(kind=kind) for kind in ("8bit", "4bit", "bf16"))
 SIZE = 2**13
 pytestmark = pytest.mark.usefixtures("one_thread_only")
 
@@ -39,6 +41,7 @@ def _pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestOptimizerState(TechniqueContract):
     technique = OptimizerState
     lacking = KINDS
+    rounds_within = 0.02  # by 4 bits of momentum in the tied model; all others are within 0.0025, 8 bits within 0.001
 
     @pytest.fixture(autouse=True)
     def _every_parameter(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +101,7 @@ def off(ours, theirs) -> float:
     return float((difference / sum(b.square().sum() for _, b in pairs)).sqrt().detach())
 
 
-@pytest.mark.parametrize(("kind", "most"), [("bf16", 0.004), ("8bit", 0.02)])
+@pytest.mark.parametrize(("kind", "most"), [("bf16", 0.004), ("8bit", 0.02), ("4bit", 0.16)])
 @pytest.mark.parametrize("name", BUILDS)
 def test_every_class_moves_as_it_does_with_its_state_in_full(name, kind, most):
     """A learning rate that is scheduled, groups, kernels and the options of a class are the optimizer's own."""
@@ -109,28 +112,29 @@ def test_every_class_moves_as_it_does_with_its_state_in_full(name, kind, most):
     assert optimizer.state_dict()["param_groups"] == stock.state_dict()["param_groups"]
 
 
+@pytest.mark.parametrize("kind", ["8bit", "4bit"])
 @pytest.mark.parametrize("name", BUILDS)
-def test_a_step_in_backward_is_the_same_to_the_bit(name):
-    ours, mine = trained(BUILDS[name], plan("8bit", optimizer_step=OptimizerStep(kind="in_backward")).settings)
-    theirs, other = trained(BUILDS[name], plan("8bit").settings)
+def test_a_step_in_backward_is_the_same_to_the_bit(name, kind):
+    ours, mine = trained(BUILDS[name], plan(kind, optimizer_step=OptimizerStep(kind="in_backward")).settings)
+    theirs, other = trained(BUILDS[name], plan(kind).settings)
     assert all(map(torch.equal, ours, theirs))
     for number, row in mine.state_dict()["state"].items():
         for key, value in row.items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(other.state_dict()["state"][number][key])), key
 
 
-@pytest.mark.parametrize(("kind", "num_bytes"), [("bf16", 2), ("8bit", 1 + 4 / 256)])
+@pytest.mark.parametrize(("kind", "num_bytes"), [("bf16", 2), ("8bit", 1 + 4 / 256), ("4bit", 1 / 2 + 4 / 128)])
 def test_what_is_kept_takes_as_many_bytes(kind, num_bytes):
     """Of each element of the two averages; codes are there of whole blocks."""
     (image, odd, small), optimizer = trained(torch.optim.AdamW, plan(kind).settings, 1)
-    for parameter, num in ((image, image.numel()), (odd, SIZE + {"bf16": 3, "8bit": 256}[kind])):
+    for parameter, num in ((image, image.numel()), (odd, SIZE + {"bf16": 3, "8bit": 256, "4bit": 128}[kind])):
         tensors = [one for one in optimizer.state[parameter].values() if isinstance(one, torch.Tensor) and one.dim()]
         assert sum(one.nbytes for one in tensors) == 2 * num * num_bytes
     assert {one.dtype for one in optimizer.state[small].values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("then", ["default", "bf16", "8bit"])
-@pytest.mark.parametrize("before", ["default", "bf16", "8bit"])
+@pytest.mark.parametrize("then", ["default", *STORES])
+@pytest.mark.parametrize("before", ["default", *STORES])
 def test_a_state_dict_goes_from_kind_to_kind(before, then):
     """Through a file that is read by weights alone; to the same kind to the bit."""
     parameters, optimizer = trained(BUILDS["AdamW"], plan(before).settings)
@@ -146,25 +150,28 @@ def test_a_state_dict_goes_from_kind_to_kind(before, then):
         assert all(map(torch.equal, ours, parameters))
     names = {*other.state[ours[0]]}
     assert names == {*trained(BUILDS["AdamW"], plan(then).settings, 1)[1].state_dict()["state"][0]}
-    assert off(ours, parameters) < 0.01
+    assert off(ours, parameters) < (0.1 if "4bit" in (before, then) else 0.01)
 
 
-def test_state_of_another_memory_format_keeps_its_elements():
+@pytest.mark.parametrize(("kind", "most"), [("8bit", 0.01), ("4bit", 0.1)])
+def test_state_of_another_memory_format_keeps_its_elements(kind, most):
     """Codes are in the order of the elements in memory, which is another here."""
-    parameters, optimizer = trained(BUILDS["AdamW"], plan("8bit").settings)
+    parameters, optimizer = trained(BUILDS["AdamW"], plan(kind).settings)
     ours = [nn.Parameter(p.detach().clone(memory_format=torch.contiguous_format)) for p in parameters]
-    other = autotune.apply_to_optimizer(plan("8bit"), BUILDS["AdamW"](ours))
+    other = autotune.apply_to_optimizer(plan(kind), BUILDS["AdamW"](ours))
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     train(parameters, optimizer, 3)
     train(ours, other, 3)
     assert ours[0].stride() != parameters[0].stride()
-    assert off(ours, parameters) < 0.01
+    assert off(ours, parameters) < most
 
 
-@pytest.mark.parametrize("then", ["8bit", "default"])
-def test_what_was_loaded_before_a_plan_is_gone_on_with(then):
+@pytest.mark.parametrize(
+    ("before", "then"), [("8bit", "8bit"), ("8bit", "default"), ("4bit", "4bit"), ("4bit", "8bit")]
+)
+def test_what_was_loaded_before_a_plan_is_gone_on_with(before, then):
     """A script loads its checkpoint, and then the plan comes to its optimizer."""
-    parameters, optimizer = trained(BUILDS["AdamW"], plan("8bit").settings)
+    parameters, optimizer = trained(BUILDS["AdamW"], plan(before).settings)
     ours = [nn.Parameter(p.detach().clone()) for p in parameters]
     other = BUILDS["AdamW"](ours)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -175,9 +182,10 @@ def test_what_was_loaded_before_a_plan_is_gone_on_with(then):
     assert all(map(torch.equal, ours, parameters))
 
 
-def test_a_second_plan_takes_the_state_with_it():
-    """From 8 bits to the class's own, which then trains as if nothing had been there."""
-    parameters, optimizer = trained(BUILDS["AdamW"], plan("8bit").settings)
+@pytest.mark.parametrize("kind", ["8bit", "4bit"])
+def test_a_second_plan_takes_the_state_with_it(kind):
+    """From codes to the class's own, which then trains as if nothing had been there."""
+    parameters, optimizer = trained(BUILDS["AdamW"], plan(kind).settings)
     ours = [nn.Parameter(p.detach().clone()) for p in parameters]
     other = BUILDS["AdamW"](ours)
     autotune.apply_to_optimizer(Plan(settings=Settings()), optimizer)
@@ -203,6 +211,17 @@ def test_an_average_falls_as_slowly_as_it_is_told(kind):
     assert found.min() > 0
 
 
+@pytest.mark.parametrize("kind", STORES)
+def test_what_is_0_or_next_to_nothing_is_kept_so(kind):
+    """A block of zeros, and one of which the largest is 1e-37."""
+    store, like = STORES[kind], torch.empty(512)
+    values = torch.cat((torch.zeros(256), torch.full((256,), 1e-37)))
+    for signed in (True, False):
+        fields = store.empty(like)
+        store.write(fields, 0, values, signed, torch.full((512,), 0.999))
+        assert torch.allclose(store.read(fields, 0, 512, signed), values, rtol=0.01, atol=0.0)
+
+
 def test_4_bits_are_the_number_on_average():
     """Wherever it lies between two codes, of either sign; the largest of a block is kept as it is, and a half of noise
     rounds to the nearest code. The last block is no whole one."""
@@ -224,10 +243,11 @@ def test_4_bits_are_the_number_on_average():
         assert torch.allclose((once - values * signs).abs() / largest, nearest, atol=1e-5)
 
 
-def test_a_loss_scaler_skips_its_step():
+@pytest.mark.parametrize("kind", ["8bit", "4bit"])
+def test_a_loss_scaler_skips_its_step(kind):
     """A fused kernel that is told of an infinite gradient leaves weights and averages as they are."""
     parameters = weights()
-    optimizer = autotune.apply_to_optimizer(plan("8bit"), BUILDS["fused Adam"](parameters))
+    optimizer = autotune.apply_to_optimizer(plan(kind), BUILDS["fused Adam"](parameters))
     train(parameters, optimizer, 2)
     before = [p.detach().clone() for p in parameters]
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -282,12 +302,13 @@ def test_what_it_is_not_for_is_refused():
 def test_it_is_offered_where_there_is_state_of_32_mib():
     enough = {"num_trainable": 2**22, "optimizer_states": 2}
     assert OptimizerState.choices(facts(**enough)) == (OptimizerState(), *KINDS)
-    assert OptimizerState.extremes((OptimizerState(), *KINDS)) == (OptimizerState(), OptimizerState(kind="8bit"))
+    assert OptimizerState.extremes((OptimizerState(), *KINDS)) == (OptimizerState(), OptimizerState(kind="4bit"))
+    assert OptimizerState.extremes(KINDS[2:]) == KINDS[2:]
     for changed in ({"optimizer": "LBFGS"}, {"optimizer_states": 1}, {"shared_by": "fsdp"}):
         assert OptimizerState.choices(facts(**enough | changed)) == (OptimizerState(),)
 
 
-@pytest.mark.parametrize(("kind", "state"), [("default", 8), ("bf16", 4), ("8bit", 2)])
+@pytest.mark.parametrize(("kind", "state"), [("default", 8), ("bf16", 4), ("8bit", 2), ("4bit", 1)])
 def test_the_memory_model_knows_what_is_kept(kind, state):
     """Eight weights of 256 KiB: their own bytes, the gradients', and the state's; as real steps take it."""
     samples = [torch.ones(256)] * 64
@@ -300,13 +321,39 @@ def test_the_memory_model_knows_what_is_kept(kind, state):
     assert fit_probed_model(plan(kind), task).peak_bytes(8) / 2**16 == pytest.approx(traced, rel=0.01)
 
 
-def test_a_training_is_resumed_to_the_bit():
+@pytest.mark.parametrize("kind", STORES)
+def test_a_training_that_accumulates_and_clips_goes_on_from_a_pickle(kind):
+    """Two micro-batches a step, norms at most 0.1; a plan that is applied twice is the plan applied once."""
+    batch = Batch(micro=2, accumulate=2)
+    samples = torch.randn((16, 64), generator=torch.Generator().manual_seed(0))
+    task = dataclasses.replace(
+        line([*samples], batch_size=4, build_optimizer=torch.optim.AdamW),
+        build_model=lambda: nn.Linear(64, 128),
+        max_grad_norm=0.1,
+    )
+    stock, first, second = (
+        training_of(task, batch=batch, optimizer_state=OptimizerState(kind=one)) for one in ("default", kind, kind)
+    )
+    autotune.apply_to_optimizer(plan(kind), second.optimizer)
+    start = stock.model.weight.detach().clone()
+    for number, batches in enumerate(zip(*(one.loader for one in (stock, first, second)), strict=True)):
+        if number == 4:
+            second.optimizer.load_state_dict(pickle.loads(pickle.dumps(second.optimizer.state_dict())))
+        for training, one in zip((stock, first, second), batches, strict=True):
+            training.step(one)
+    assert torch.equal(first.model.weight, second.model.weight)
+    difference = (first.model.weight - stock.model.weight).norm() / (stock.model.weight - start).norm()
+    assert 0 < difference < {"bf16": 0.01, "8bit": 0.02, "4bit": 0.2}[kind]
+
+
+@pytest.mark.parametrize("kind", ["8bit", "4bit"])
+def test_a_training_is_resumed_to_the_bit(kind):
     """Its state in the middle of an epoch, in a fresh training."""
     task = dataclasses.replace(
         line([torch.ones(64)] * 16, batch_size=4, build_optimizer=torch.optim.AdamW),
         build_model=lambda: nn.Linear(64, 128),
     )
-    first, second = (training_of(task, optimizer_state=OptimizerState(kind="8bit")) for _ in range(2))
+    first, second = (training_of(task, optimizer_state=OptimizerState(kind=kind)) for _ in range(2))
     batches = iter(first.loader)
     first.step(next(batches))
     second.load_state_dict(copy.deepcopy(first.state_dict()))

@@ -110,16 +110,19 @@ def trained(rank: int, name: str, parallel: Parallel) -> list[list[float]]:
     return found
 
 
-def in_eight_bits(parallel: Parallel) -> list[float]:
+CODES = {"8bit": "codes8", "4bit": "codes4"}
+
+
+def in_fewer_bits(parallel: Parallel, kind: str) -> list[float]:
     """Some of the parameters after an epoch, of an optimizer whose state is kept so."""
-    settings = Settings(batch=BATCH, parallel=parallel, optimizer_state=OptimizerState(kind="8bit"))
+    settings = Settings(batch=BATCH, parallel=parallel, optimizer_state=OptimizerState(kind=kind))
     pieces = {"build_model": lambda: nn.Linear(8, 512), "build_optimizer": torch.optim.AdamW}
     training = autotune.apply(Plan(settings=settings), task(**pieces), seed=5)
     for _ in range(3):
         for batch in training.loader:
             training.step(batch)
     (state, _) = training.optimizer.state.values()
-    return [*some_parameters(training.model), *map(float, state["exp_avg.codes8"])]
+    return [*some_parameters(training.model), *map(float, state[f"exp_avg.{CODES[kind]}"])]
 
 
 def some_parameters(model: nn.Module) -> list[float]:
@@ -236,7 +239,7 @@ def found_by(rank: int) -> dict[str, Any]:
     return {
         "ddp": {name: trained(rank, name, DDP) for name in CASES},
         "fsdp": {name: trained(rank, name, FSDP) for name in CASES},
-        "eight bits": in_eight_bits(DDP),
+        "fewer bits": {kind: in_fewer_bits(DDP, kind) for kind in CODES},
         "half": trained(rank, "plain", HALF),
         "kept": trained(rank, "plain", KEPT),
         "in half": in_half(rank),
@@ -270,12 +273,13 @@ def test_gradients_are_exchanged_in_half_the_bytes_where_a_plan_says_so(pair):
 
 
 @pytest.mark.slow
-def test_state_in_eight_bits_is_the_same_in_both_processes(pair):
+@pytest.mark.parametrize(("kind", "rtol"), [("8bit", 1e-3), ("4bit", 1e-2)])
+def test_state_in_fewer_bits_is_the_same_in_both_processes(pair, kind, rtol):
     """What its rounding goes by is the same everywhere; one process trains so too."""
-    first, second = (one["eight bits"] for one in pair)
+    first, second = (one["fewer bits"][kind] for one in pair)
     assert first == second
-    alone = torch.tensor(in_eight_bits(Parallel()))
-    assert torch.allclose(torch.tensor(first)[:4], alone[:4], rtol=1e-3, atol=1e-5)
+    alone = torch.tensor(in_fewer_bits(Parallel(), kind))
+    assert torch.allclose(torch.tensor(first)[:4], alone[:4], rtol=rtol, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ _LEAST_BYTES = 32 * MIB
 class OptimizerState(Technique):
     """In how many bits the optimizer keeps its averages between two steps; each step computes in full precision.
 
-    Source: Dettmers et al. 2021, arXiv:2110.02861
+    Source: Dettmers et al. 2021, arXiv:2110.02861; Li et al. 2023, arXiv:2309.01507
     """
 
     name: ClassVar[str] = "optimizer_state"
@@ -50,9 +50,10 @@ class OptimizerState(Technique):
     purposes: ClassVar[Mapping[str, str]] = {
         "bf16": "Keeps the optimizer's averages in bfloat16: half of their memory.",
         "8bit": "Keeps the optimizer's averages as 8-bit codes in blocks of 256: a quarter of their memory.",
+        "4bit": "Keeps the optimizer's averages as 4-bit codes in blocks of 128: about an eighth of their memory.",
     }
 
-    kind: Literal["default", "bf16", "8bit"] = "default"
+    kind: Literal["default", "bf16", "8bit", "4bit"] = "default"
     """``default`` is as the optimizer's class has it; the others keep the state of larger parameters in fewer bits."""
 
     def describe(self, facts: Facts | None = None) -> str:
@@ -68,13 +69,14 @@ class OptimizerState(Technique):
     def choices(cls, facts: Facts) -> tuple[OptimizerState, ...]:
         """Fewer bits where the optimizer's class is known, and its state is worth it."""
         is_worth = facts.num_trainable * facts.optimizer_states * _STATE_BYTES >= _LEAST_BYTES
-        others = (cls(kind="8bit"), cls(kind="bf16")) if is_worth else ()
+        others = (cls(kind="8bit"), cls(kind="4bit"), cls(kind="bf16")) if is_worth else ()
         return (cls(), *(one for one in others if one.unavailable(facts) is None))
 
     @classmethod
     def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
-        """Without bfloat16, which lies between."""
-        return tuple(one for one in choices if one != cls(kind="bf16"))
+        """The class's own, and the fewest bits of these: the others lie between."""
+        fewest = next((one for kind in ("4bit", "8bit", "bf16") if (one := cls(kind=kind)) in choices), cls())
+        return tuple(one for one in choices if one in (cls(), fewest))
 
     def exactness(self, facts: Facts) -> Exactness:
         """Averages are rounded."""
