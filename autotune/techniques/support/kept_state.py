@@ -88,6 +88,7 @@ class KeptState:
             }
             state |= {name: one.read(start, start + piece.numel()) for name, one in known.items()}
             after = step_of(alone, group, piece, state)
+            del state  # each tensor goes as soon as it is kept
             for name in [name for name, value in after.items() if getattr(value, "shape", None) == piece.shape]:
                 if name not in kept:
                     kept[name] = empty(name, self.store, parameter)
