@@ -197,6 +197,8 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "low_rank": ["autotune.pruning"],
             "checkpointing": [recomputed],
             "compile": [recomputed],
+            "frozen_weights": ["autotune.techniques.support.frozen_weight"],
+            "frozen_weight": [bits],
             "tiles": [recomputed, "autotune.techniques.support.feed_forward"],
             "offload": ["autotune.techniques.support.saved_to_disk"],
             "optimizer_state": [kept, saved],

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ..internals.fake_tensors import FakeCopyMode, FakeTensorMode
+from ..internals.fake_tensors import FakeCopyMode, FakeTensor, FakeTensorMode
 from ..randomness import undisturbed
 from .equivalent_ops import find_equivalent_op
 from .graph import is_in_checkpoint
@@ -27,6 +27,8 @@ _ACTIVATIONS = _BITS | {F.gelu, F.silu}
 _SMOOTH = frozenset((F.gelu, F.silu))
 _READ_INPUT = _SMOOTH | {F.leaky_relu, F.relu6, F.hardtanh}
 """Of these, what keeps its input in stock torch: where another keeps that too, it takes nothing."""
+_PLAIN = (nn.Parameter, FakeTensor)
+"""Not a parameter that its class keeps from training."""
 _WEIGHTED = {
     F.linear: 1, F.conv1d: 1, F.conv2d: 1, F.conv3d: 1, F.conv_transpose1d: 1, F.conv_transpose2d: 1,
     F.conv_transpose3d: 1, torch.addmm: 2,
@@ -71,7 +73,8 @@ def find_savers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Mo
 
 def _let_all_train(model: nn.Module) -> None:
     for parameter in model.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
+        if type(parameter) in _PLAIN:
+            parameter.requires_grad_(parameter.is_floating_point())
 
 
 class _Watch(TorchFunctionMode):

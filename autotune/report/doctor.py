@@ -18,7 +18,7 @@ from ..distribution import VERSION, conflict
 from ..internals import broken
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import INSTALLATION, installed_allocators
-from ..units import size
+from ..units import MIB, size
 from ..workers.devices import installed_gpus, torch_builds, visible_gpus, why_no_gpu
 from ..workers.trial.environment import THREAD_VARIABLES
 from .tables import rows_table
@@ -141,6 +141,7 @@ def _any_task(device: Device) -> Facts:
         effective_batch_held=False,
         effective_batch_assumed=False,
         linear_features=1024,
+        frozen_bytes=64 * MIB,
         num_feed_forwards=1,
         split_error=0.0,
         allow_split=True,

@@ -17,6 +17,7 @@ from .batch import Batch
 from .checkpointing import Checkpointing
 from .compile import Compile
 from .data_loading import DataLoading
+from .frozen_weights import FrozenWeights
 from .layers import Layers
 from .memory_format import MemoryFormat
 from .models.low_rank import LowRank
@@ -62,6 +63,7 @@ class Settings(BaseModel):
     variant: Variant = Variant()
     pruning: Pruning = Pruning()
     low_rank: LowRank = LowRank()
+    frozen_weights: FrozenWeights = FrozenWeights()
     layers: Layers = Layers()
     tiles: Tiles = Tiles()
     checkpointing: Checkpointing = Checkpointing()

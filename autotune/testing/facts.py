@@ -14,6 +14,7 @@ from ..task import Task
 from ..techniques import Device, Facts
 from ..techniques.allocator import installed_allocators
 from ..techniques.checkpointing import find_blocks
+from ..techniques.frozen_weights import FrozenWeights
 from ..techniques.optimizers.optimizer import supported_implementations
 from ..techniques.optimizers.optimizer_state import OptimizerState
 from ..techniques.optimizers.sparse_gradients import SparseGradients
@@ -73,6 +74,7 @@ def facts_of(task: Task) -> Facts:
         "conv_dims": tuple({_CONVOLUTIONS[type(module)] for module in modules if type(module) in _CONVOLUTIONS}),
         "pruning_obstacle": obstacle(model),
         "linear_features": linear_features(model),
+        **FrozenWeights.facts_of(model, optimizer, "cpu"),
         "num_feed_forwards": len(find_feed_forwards(model)),
         "variants": {name: sum(p.numel() for p in build().parameters()) for name, build in task.variants.items()},
         "dataset_length": None if stream else len(dataset),

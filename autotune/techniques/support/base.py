@@ -48,6 +48,8 @@ class Stage(IntEnum):
     """Parameters go."""
     LOW_RANK = auto()
     """Weights that are left become products of two."""
+    FROZEN = auto()
+    """Weights that do not train, of those that are left, become codes."""
     LAYERS = auto()
     """Layers become others."""
     TILES = auto()

@@ -149,6 +149,8 @@ class Facts(_Frozen):
     """Why the model cannot be pruned at all, where that is known without a cut."""
     linear_features: int = 0
     """The smaller side of the linear layer where that is largest, of those that can be factorised."""
+    frozen_bytes: int = 0
+    """Of the weights of linear layers and embeddings that do not train."""
     num_feed_forwards: int = 0
     """Modules of it that compute each position of a sequence by itself, and are wider inside."""
     variants: dict[str, int] = {}
