@@ -115,6 +115,16 @@ FEATURES: tuple[Feature, ...] = (
         "torch.utils._pytree.tree_flatten",
         "torch.utils._pytree.tree_map",
     ),
+    _of_techniques(
+        "frozen weights",
+        "torch.Tensor._make_wrapper_subclass",
+        "torch._C.DisableTorchFunctionSubclass",
+        "torch._ops.OpOverload.__init__:_schema",
+        "torch.nn.Module.register_state_dict_post_hook:_state_dict_hooks",
+        f"{_ATEN}._to_copy",
+        "torch.utils._pytree.tree_leaves",
+        "torch.utils._pytree.tree_map",
+    ),
     _of_techniques("cut convolutions", "torch.nn.modules.conv._ConvNd"),
     Feature(
         "trials",

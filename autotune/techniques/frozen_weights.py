@@ -37,6 +37,7 @@ class FrozenWeights(Lossy):
     """
 
     name: ClassVar[str] = "frozen_weights"
+    goes_by: ClassVar[str | None] = "frozen weights"
     stage: ClassVar[Stage] = Stage.FROZEN
     affects: ClassVar[frozenset[Effect]] = _Affects()  # type: ignore[assignment]
     trades_time: ClassVar[bool] = True

@@ -6,12 +6,15 @@ import copy
 import io
 import pickle
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gloo_pair import found_by_two, run_as_two
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from transformers.pytorch_utils import Conv1D
 
 import autotune
@@ -342,3 +345,29 @@ def test_presets_leave_it_out_until_it_is_listed():
     known = facts_of(ZOO["frozen"]).model_copy(update={"frozen_bytes": 64 * MIB})
     for name in ("default", "exact", "lossy"):
         assert load_space(name).choices(known).get("frozen_weights", (FrozenWeights(),)) == (FrozenWeights(),)
+
+
+def found_by(rank: int) -> list[Any]:
+    """The state after a step of DDP, of which the second rank begins with other weights."""
+    model = of(stock_of())
+    with torch.no_grad():
+        for parameter in model.parameters() if rank else ():
+            parameter.mul_(0.5)
+    parallel = DistributedDataParallel(model)
+    parallel(torch.randn(SAMPLES, FEATURES)).square().mean().backward()
+    gradients = [float(one.grad.norm()) for one in model.parameters() if one.requires_grad]
+    kinds = [type(one) is FrozenWeight for one in model.parameters()].count(True)
+    return [{name: float(one.norm()) for name, one in model.state_dict().items()}, gradients, kinds]
+
+
+@pytest.mark.slow
+def test_two_processes_begin_with_the_same_codes(tmp_path: Path):
+    """The first's."""
+    first, second = found_by_two(__file__, tmp_path)
+    assert first == second
+    assert first[0] == {name: float(one.norm()) for name, one in of(stock_of()).state_dict().items()}
+    assert first[2] == 3
+
+
+if __name__ == "__main__":
+    run_as_two(found_by)

@@ -1,4 +1,4 @@
-"""Numbers of an optimizer's state in fewer bits: as bfloat16, or as codes in blocks with a scale each."""
+"""Numbers in fewer bits: as bfloat16, or as codes in blocks with a scale each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _BLOCK4, _HALF4, _TOP4 = 128, 7, 15
 
 
 class Store(Protocol):
-    """How the numbers of one tensor of state are kept."""
+    """How the numbers of one tensor are kept."""
+
+    @property
+    def block(self) -> int:
+        """How many lie together, and can be read without the others."""
 
     @property
     def fields(self) -> Mapping[str, str]:
@@ -47,6 +51,7 @@ class Store(Protocol):
 class BFloat16:
     """As bfloat16."""
 
+    block: ClassVar[int] = 1
     fields: ClassVar[Mapping[str, str]] = {"bfloat16": "bfloat16"}
 
     def empty(self, like: Tensor) -> Fields:
@@ -76,6 +81,7 @@ class Codes:
     Source: Dettmers et al. 2021, arXiv:2110.02861, for blocks
     """
 
+    block: ClassVar[int] = _BLOCK
     fields: ClassVar[Mapping[str, str]] = {"codes8": "uint8", "scales": "float32"}
 
     def empty(self, like: Tensor) -> Fields:
@@ -128,6 +134,7 @@ class Codes4:
     Source: Li et al. 2023, arXiv:2309.01507, for 4 bits, blocks, and squares without a 0
     """
 
+    block: ClassVar[int] = _BLOCK4
     fields: ClassVar[Mapping[str, str]] = {"codes4": "uint8", "scales": "float32"}
 
     def empty(self, like: Tensor) -> Fields:

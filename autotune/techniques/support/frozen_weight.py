@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -42,9 +41,15 @@ class Form:
         """Of codes and scales."""
         return self._layout[-1][2]
 
-    @property
+    @cached_property
     def _layout(self) -> tuple[tuple[str, int, int, torch.dtype], ...]:
-        return _layout(self.kind, self.shape.numel())
+        """Of the parts in one piece of memory: names, where they start and end, and their dtypes."""
+        parts = STORES[self.kind].empty(torch.empty(self.shape, device="meta"))
+        found, start = [], 0
+        for name, part in parts.items():
+            found.append((name, start, start + part.nbytes, part.dtype))
+            start += part.nbytes
+        return tuple(found)
 
     def fields(self, codes: Tensor) -> Fields:
         """What the store calls the parts of one piece of memory.
@@ -85,8 +90,7 @@ class Form:
             (…, features), in the weight's dtype.
         """
         fields, features = self.fields(codes), self.shape[1]
-        num_blocks = fields["scales"].numel()
-        block = _block_of(self.kind)
+        num_blocks, block = fields["scales"].numel(), STORES[self.kind].block
         starts = numbers.reshape(-1).long() * features
         per_row = 1 if block % features == 0 else -(-features // block) + (features % block != 0)
         places = (starts // block)[:, None] + torch.arange(per_row, device=codes.device)
@@ -103,26 +107,6 @@ class Form:
         return ((start, min(start + step, length)) for start in range(0, length, step))
 
 
-@functools.cache
-def _layout(kind: str, length: int) -> tuple[tuple[str, int, int, torch.dtype], ...]:
-    """Of the parts in one piece of memory: names, where they start and end, and their dtypes."""
-    parts = STORES[kind].empty(torch.empty(length, device="meta"))
-    found, start = [], 0
-    for name, part in parts.items():
-        found.append((name, start, start + part.nbytes, part.dtype))
-        start += part.nbytes
-    return tuple(found)
-
-
-def _block_of(kind: str) -> int:
-    """Numbers that share a scale."""
-    return next(length for length in (2**power for power in range(20)) if _num_scales(kind, length + 1) == 2)
-
-
-def _num_scales(kind: str, length: int) -> int:
-    return next((end - start) // 4 for name, start, end, _ in _layout(kind, length) if name == "scales")
-
-
 class FrozenWeight(Tensor):
     """A parameter of the shape and dtype that it had, whose numbers are made anew for each operation that reads them.
 
@@ -134,13 +118,13 @@ class FrozenWeight(Tensor):
     _form: Form
 
     @staticmethod
-    def __new__(cls, codes: Tensor, form: Form) -> FrozenWeight:
+    def __new__(cls: type[FrozenWeight], codes: Tensor, form: Form) -> FrozenWeight:
         """
         Args:
             codes: (bytes,) of uint8: codes and scales.
             form: what they are of.
         """
-        made: FrozenWeight = Tensor._make_wrapper_subclass(cls, form.shape, dtype=form.dtype, device=codes.device)  # type: ignore[attr-defined]
+        made: FrozenWeight = Tensor._make_wrapper_subclass(cls, form.shape, dtype=form.dtype, device=codes.device)
         made._codes, made._form = codes, form
         return made
 
@@ -150,14 +134,14 @@ class FrozenWeight(Tensor):
         form = Form(kind, weight.shape, weight.dtype)
         codes = torch.empty(form.num_bytes, dtype=torch.uint8, device=weight.device)
         form.encode(weight, codes)
-        made = cls(codes, form)
-        vars(made).update(vars(weight), _is_param=True)
+        made: FrozenWeight = _parameter(codes, form)
+        vars(made).update(vars(weight))
         return made
 
     def full(self) -> nn.Parameter:
         """A parameter in full, with what hangs on this one."""
         made = nn.Parameter(self._form.decode(self._codes), requires_grad=False)
-        own = ("_codes", "_form", "_is_param")
+        own = vars(_parameter(self._codes, self._form))
         vars(made).update({name: value for name, value in vars(self).items() if name not in own})
         return made
 
@@ -179,7 +163,7 @@ class FrozenWeight(Tensor):
         return self._form.decode(self._codes).numpy(force=force)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._form.decode(self._codes).__array__(*args, **kwargs)
+        return self._form.decode(self._codes).__array__(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def tolist(self) -> Any:
         """Its numbers."""
@@ -206,7 +190,7 @@ class FrozenWeight(Tensor):
         """Where the codes lie."""
         return self._codes.untyped_storage()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"FrozenWeight({tuple(self.shape)}, {self.dtype}, {self._form.kind})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FrozenWeight:
@@ -228,7 +212,9 @@ class FrozenWeight(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in _SAME:
             return FrozenWeight(args[0]._codes, args[0]._form)
@@ -260,6 +246,10 @@ def _named(func: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
 
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _parameter(codes: Tensor, form: Form) -> Any:
+    return nn.Parameter(FrozenWeight(codes, form), requires_grad=False)
 
 
 def _rebuilt(rest: dict[str, Any]) -> FrozenWeight:
@@ -318,11 +308,10 @@ def _product(x: Tensor, weight: FrozenWeight, bias: Tensor | None, is_transposed
     return found
 
 
-def _embedding(
-    numbers: Any, weight: Any, padding_idx: int | None = None, max_norm: Any = None, *rest: Any, **named: Any
-) -> Tensor:
+def _embedding(numbers: Tensor, weight: Any, max_norm: float | None = None, **rest: Any) -> Tensor:
+    """Torch names all but the first two."""
     if max_norm is not None:
-        return F.embedding(numbers, *_full(weight), padding_idx, max_norm, *rest, **named)
+        return F.embedding(numbers, weight._form.decode(weight._codes), max_norm=max_norm, **rest)
     return weight._form.rows(weight._codes, numbers)  # type: ignore[no-any-return]
 
 
@@ -370,7 +359,7 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     F.embedding: _embedding,
     Tensor.requires_grad_: lambda weight, requires_grad=True: _refuse_gradient(weight, requires_grad),
     Tensor.requires_grad.__set__: _refuse_gradient,  # type: ignore[attr-defined]
-    Tensor.grad.__set__: _refuse_grad,  # type: ignore[attr-defined]
+    Tensor.grad.__set__: _refuse_grad,  # type: ignore[union-attr]
     Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     Tensor.__setitem__: _set_item,
 }
@@ -383,30 +372,33 @@ def freeze(model: nn.Module, kind: str) -> int:
     Returns:
         How many there are.
     """
-    made: dict[int, FrozenWeight] = {}
-    holders = {id(weight): weight for weight in frozen_weights(model)}
-    for module in model.modules():
-        for name, weight in module._parameters.items():
-            if weight is not None and id(weight) in holders:
-                if id(weight) not in made:
-                    made[id(weight)] = FrozenWeight.of(weight, kind)
-                module._parameters[name] = made[id(weight)]  # type: ignore[assignment]
-                module.register_state_dict_post_hook(_in_full)
+    made = {id(weight): FrozenWeight.of(weight, kind) for weight in frozen_weights(model)}
+    for module, name, weight in _parameters(model):
+        if id(weight) in made:
+            module.register_parameter(name, made[id(weight)])  # type: ignore[arg-type]
+            module.register_state_dict_post_hook(_in_full)  # type: ignore[no-untyped-call]
     return len(made)
 
 
 def thaw(model: nn.Module) -> None:
     """Undo :func:`freeze`: the numbers stay as they were rounded."""
     made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, weight in module._parameters.items():
-            if isinstance(weight, FrozenWeight):
-                if id(weight) not in made:
-                    made[id(weight)] = weight.full()
-                module._parameters[name] = made[id(weight)]
-        hooks = module._state_dict_hooks
-        for key in [key for key, hook in hooks.items() if hook is _in_full]:
-            del hooks[key]
+    for module, name, weight in _parameters(model):
+        if isinstance(weight, FrozenWeight):
+            full = made.setdefault(id(weight), weight.full())
+            module.register_parameter(name, full)
+            hooks = module._state_dict_hooks
+            for key in [key for key, hook in hooks.items() if hook is _in_full]:
+                del hooks[key]
+
+
+def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    """All, with the modules that have them and their names there."""
+    return [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+    ]
 
 
 def frozen_weights(model: nn.Module) -> list[nn.Parameter]:
@@ -417,8 +409,8 @@ def frozen_weights(model: nn.Module) -> list[nn.Parameter]:
     """
     known: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and _is_known(module) and _can_be_codes(weight):
+        weight: Any = getattr(module, "weight", None)
+        if _is_known(module) and _can_be_codes(weight):
             known[id(weight)] = weight
     return [*known.values()]
 
@@ -430,16 +422,16 @@ def _is_known(module: nn.Module) -> bool:
     return own is nn.Linear or is_conv1d or is_table
 
 
-def _can_be_codes(weight: nn.Parameter) -> bool:
-    is_plain = type(weight) is nn.Parameter and weight.dtype in _FLOATS and weight.is_contiguous()
-    if not is_plain or weight.requires_grad or weight.dim() != 2 or not weight.numel():
+def _can_be_codes(weight: Any) -> bool:
+    if type(weight) is not nn.Parameter or weight.dtype not in _FLOATS or weight.requires_grad:
         return False
-    return Form("8bit", weight.shape, weight.dtype).num_bytes < weight.nbytes
+    is_plain = weight.is_contiguous() and weight.numel() > 0
+    return is_plain and Form("8bit", weight.shape, weight.dtype).num_bytes < weight.nbytes
 
 
 def _in_full(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
     """A state dict has numbers, unless it is asked for the very parameters."""
-    for name, weight in module._parameters.items():
-        kept = state_dict.get(prefix + name)
+    for name, weight in module.named_parameters(recurse=False, remove_duplicate=False):
+        kept: Any = state_dict.get(prefix + name)
         if isinstance(kept, FrozenWeight) and kept is not weight:
             state_dict[prefix + name] = kept._form.decode(kept._codes)
