@@ -186,6 +186,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
     support = (f"techniques.support.{name}" for name in ("base", "lossy", "facts"))
     recomputed = "autotune.techniques.support.recomputed"
     kept, saved, bits = (f"autotune.techniques.support.{name}" for name in ("kept_state", "saved_state", "few_bits"))
+    codes = "autotune.techniques.support.weight_codes"
     rows, apart = (f"autotune.techniques.support.{name}" for name in ("rows", "apart"))
     below = ("internals.fake_tensors", "errors", "units")
     allowed = {f"autotune.{name}" for name in (*support, "techniques.Settings", *below)}
@@ -197,8 +198,10 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "low_rank": ["autotune.pruning"],
             "checkpointing": [recomputed],
             "compile": [recomputed],
-            "frozen_weights": ["autotune.techniques.support.frozen_weight"],
-            "frozen_weight": [bits],
+            "frozen_weights": ["autotune.techniques.support.freezing"],
+            "freezing": ["autotune.techniques.support.frozen_weight", codes],
+            "frozen_weight": [codes],
+            "weight_codes": [bits],
             "tiles": [recomputed, "autotune.techniques.support.feed_forward"],
             "offload": ["autotune.techniques.support.saved_to_disk"],
             "optimizer_state": [kept, saved],

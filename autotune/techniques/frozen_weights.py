@@ -65,7 +65,7 @@ class FrozenWeights(Lossy):
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
         """How large such weights are."""
-        from .support.frozen_weight import frozen_weights
+        from .support.freezing import frozen_weights
 
         return {"frozen_bytes": sum(weight.nbytes for weight in frozen_weights(model))}
 
@@ -114,7 +114,7 @@ class FrozenWeights(Lossy):
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Weights in full, as they were rounded."""
-        from .support.frozen_weight import thaw
+        from .support.freezing import thaw
 
         thaw(model)
         return model
@@ -127,7 +127,7 @@ class FrozenWeights(Lossy):
         """
         if self.kind == "none":
             return model
-        from .support.frozen_weight import freeze
+        from .support.freezing import freeze
 
         if not freeze(model, self.kind):
             raise PlanError(

@@ -196,6 +196,13 @@ def test_a_state_dict_has_numbers_and_takes_numbers(setting):
     assert isinstance(model[0].base.weight, FrozenWeight)
 
 
+def test_a_plan_applied_twice_is_applied_once():
+    model = of(stock_of())
+    again = of(model)
+    assert all(map(torch.equal, results(again), results(model)))
+    assert len(again[0].base._state_dict_hooks) == 1
+
+
 def test_copies_and_pickles_have_codes_of_their_own():
     model, file = of(stock_of()), io.BytesIO()
     torch.save(model, file)

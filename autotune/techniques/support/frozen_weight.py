@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -15,96 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import PlanError
-from .few_bits import Codes, Codes4, Fields, Store
-
-STORES: Mapping[str, Store] = {"8bit": Codes(), "4bit": Codes4()}
-"""By the kind of ``frozen_weights``."""
-_LEAST_PIECE, _NUM_PIECES = 2**16, 16
-"""Numbers that are made at once beside the result, at least, and about how many pieces a large weight comes to. Powers
-of 2, so that whole blocks are in each."""
-_NEAREST = 0.5
-"""The noise that rounds to the nearest."""
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class Form:
-    """What the codes of a weight are of."""
-
-    kind: str
-    """Of store."""
-    shape: torch.Size
-    dtype: torch.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        """Of codes and scales."""
-        return self._layout[-1][2]
-
-    @cached_property
-    def _layout(self) -> tuple[tuple[str, int, int, torch.dtype], ...]:
-        """Of the parts in one piece of memory: names, where they start and end, and their dtypes."""
-        parts = STORES[self.kind].empty(torch.empty(self.shape, device="meta"))
-        found, start = [], 0
-        for name, part in parts.items():
-            found.append((name, start, start + part.nbytes, part.dtype))
-            start += part.nbytes
-        return tuple(found)
-
-    def fields(self, codes: Tensor) -> Fields:
-        """What the store calls the parts of one piece of memory.
-
-        Args:
-            codes: (bytes,) of uint8.
-        """
-        return {name: codes[start:end].view(dtype) for name, start, end, dtype in self._layout}
-
-    def encode(self, values: Tensor, codes: Tensor) -> None:
-        """Write numbers as codes.
-
-        Args:
-            values: of any shape with as many numbers.
-            codes: (bytes,) of uint8, to write to.
-        """
-        fields, flat, store = self.fields(codes), values.detach().reshape(-1), STORES[self.kind]
-        for start, end in self._pieces():
-            numbers = flat[start:end].float()
-            store.write(fields, start, numbers, True, torch.full_like(numbers, _NEAREST))
-
-    def decode(self, codes: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """All numbers, a piece at a time, in the weight's dtype or another."""
-        made = torch.empty(self.shape, dtype=dtype or self.dtype, device=codes.device)
-        fields, flat, store = self.fields(codes), made.view(-1), STORES[self.kind]
-        for start, end in self._pieces():
-            flat[start:end] = store.read(fields, start, end, True)
-        return made
-
-    def rows(self, codes: Tensor, numbers: Tensor) -> Tensor:
-        """Some rows, without the others: of the blocks in which they lie.
-
-        Args:
-            codes: (bytes,) of uint8.
-            numbers: (…) of rows.
-
-        Returns:
-            (…, features), in the weight's dtype.
-        """
-        fields, features = self.fields(codes), self.shape[1]
-        num_blocks, block = fields["scales"].numel(), STORES[self.kind].block
-        starts = numbers.reshape(-1).long() * features
-        per_row = 1 if block % features == 0 else -(-features // block) + (features % block != 0)
-        places = (starts // block)[:, None] + torch.arange(per_row, device=codes.device)
-        places = places.clamp_(max=num_blocks - 1).view(-1)
-        taken = {name: one.view(num_blocks, -1)[places].view(-1) for name, one in fields.items()}
-        found = STORES[self.kind].read(taken, 0, places.numel() * block, True).view(-1, per_row * block)
-        if features % block:
-            found = found.gather(1, (starts % block)[:, None] + torch.arange(features, device=codes.device))
-        return found.to(self.dtype).view(*numbers.shape, features)
-
-    def _pieces(self) -> Iterator[tuple[int, int]]:
-        length = self.shape.numel()
-        step = max(_LEAST_PIECE, 2 ** (length // _NUM_PIECES).bit_length())
-        return ((start, min(start + step, length)) for start in range(0, length, step))
+from .weight_codes import FLOATS, Form
 
 
 class FrozenWeight(Tensor):
@@ -138,9 +47,13 @@ class FrozenWeight(Tensor):
         vars(made).update(vars(weight))
         return made
 
+    def numbers(self) -> Tensor:
+        """All of them, made anew."""
+        return self._form.decode(self._codes)
+
     def full(self) -> nn.Parameter:
         """A parameter in full, with what hangs on this one."""
-        made = nn.Parameter(self._form.decode(self._codes), requires_grad=False)
+        made = nn.Parameter(self.numbers(), requires_grad=False)
         own = vars(_parameter(self._codes, self._form))
         vars(made).update({name: value for name, value in vars(self).items() if name not in own})
         return made
@@ -160,14 +73,14 @@ class FrozenWeight(Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         """Its numbers; what is written to them is lost."""
-        return self._form.decode(self._codes).numpy(force=force)
+        return self.numbers().numpy(force=force)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._form.decode(self._codes).__array__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return self.numbers().__array__(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def tolist(self) -> Any:
         """Its numbers."""
-        return self._form.decode(self._codes).tolist()
+        return self.numbers().tolist()
 
     def data_ptr(self) -> NoReturn:
         """
@@ -220,11 +133,11 @@ class FrozenWeight(Tensor):
             return FrozenWeight(args[0]._codes, args[0]._form)
         if func is torch.ops.aten.clone.default:
             return FrozenWeight(args[0]._codes.clone(), args[0]._form)
-        if func is torch.ops.aten._to_copy.default and kwargs.get("dtype", args[0].dtype) in _FLOATS:
+        if func is torch.ops.aten._to_copy.default and kwargs.get("dtype", args[0].dtype) in FLOATS:
             form = Form(args[0]._form.kind, args[0].shape, kwargs.get("dtype", args[0].dtype))
             return FrozenWeight(args[0]._codes.to(kwargs.get("device"), copy=True), form)
         ours = {id(one): one for one in tree_leaves((args, kwargs)) if isinstance(one, FrozenWeight)}
-        numbers = {key: one._form.decode(one._codes) for key, one in ours.items()}
+        numbers = {key: one.numbers() for key, one in ours.items()}
         read = lambda one: numbers[id(one)] if isinstance(one, FrozenWeight) else one  # noqa: E731
         result = func(*tree_map(read, args), **tree_map(read, kwargs))
         if not func._schema.is_mutable:
@@ -311,12 +224,12 @@ def _product(x: Tensor, weight: FrozenWeight, bias: Tensor | None, is_transposed
 def _embedding(numbers: Tensor, weight: Any, max_norm: float | None = None, **rest: Any) -> Tensor:
     """Torch names all but the first two."""
     if max_norm is not None:
-        return F.embedding(numbers, weight._form.decode(weight._codes), max_norm=max_norm, **rest)
+        return F.embedding(numbers, weight.numbers(), max_norm=max_norm, **rest)
     return weight._form.rows(weight._codes, numbers)  # type: ignore[no-any-return]
 
 
 def _full(*values: Any) -> list[Any]:
-    return [one._form.decode(one._codes) if isinstance(one, FrozenWeight) else one for one in values]
+    return [one.numbers() if isinstance(one, FrozenWeight) else one for one in values]
 
 
 def _refuse_gradient(weight: Tensor, wanted: bool = True) -> Tensor:
@@ -348,7 +261,7 @@ def _set_data(weight: Any, value: Tensor) -> None:
 
 
 def _set_item(weight: Any, place: Any, value: Any) -> None:
-    numbers, (value,) = weight._form.decode(weight._codes), _full(value)
+    numbers, (value,) = weight.numbers(), _full(value)
     numbers[place] = value
     weight._write(numbers)
 
@@ -364,74 +277,3 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.__setitem__: _set_item,
 }
 """What is answered here; all else is done by torch, with the numbers."""
-
-
-def freeze(model: nn.Module, kind: str) -> int:
-    """Keep weights that do not train as codes, in place: names, shapes and dtypes stay.
-
-    Returns:
-        How many there are.
-    """
-    made = {id(weight): FrozenWeight.of(weight, kind) for weight in frozen_weights(model)}
-    for module, name, weight in _parameters(model):
-        if id(weight) in made:
-            module.register_parameter(name, made[id(weight)])  # type: ignore[arg-type]
-            module.register_state_dict_post_hook(_in_full)  # type: ignore[no-untyped-call]
-    return len(made)
-
-
-def thaw(model: nn.Module) -> None:
-    """Undo :func:`freeze`: the numbers stay as they were rounded."""
-    made: dict[int, nn.Parameter] = {}
-    for module, name, weight in _parameters(model):
-        if isinstance(weight, FrozenWeight):
-            full = made.setdefault(id(weight), weight.full())
-            module.register_parameter(name, full)
-            hooks = module._state_dict_hooks
-            for key in [key for key, hook in hooks.items() if hook is _in_full]:
-                del hooks[key]
-
-
-def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
-    """All, with the modules that have them and their names there."""
-    return [
-        (module, name, parameter)
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
-    ]
-
-
-def frozen_weights(model: nn.Module) -> list[nn.Parameter]:
-    """Weights of linear layers and embeddings that do not train and that codes would be smaller than.
-
-    Only of torch's own classes and transformers' Conv1D: what has another forward, or makes its weight of others, is
-    left alone.
-    """
-    known: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        weight: Any = getattr(module, "weight", None)
-        if _is_known(module) and _can_be_codes(weight):
-            known[id(weight)] = weight
-    return [*known.values()]
-
-
-def _is_known(module: nn.Module) -> bool:
-    own = type(module)
-    is_conv1d = own.__name__ == "Conv1D" and own.__module__ == "transformers.pytorch_utils"
-    is_table = own is nn.Embedding and module.max_norm is None
-    return own is nn.Linear or is_conv1d or is_table
-
-
-def _can_be_codes(weight: Any) -> bool:
-    if type(weight) is not nn.Parameter or weight.dtype not in _FLOATS or weight.requires_grad:
-        return False
-    is_plain = weight.is_contiguous() and weight.numel() > 0
-    return is_plain and Form("8bit", weight.shape, weight.dtype).num_bytes < weight.nbytes
-
-
-def _in_full(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """A state dict has numbers, unless it is asked for the very parameters."""
-    for name, weight in module.named_parameters(recurse=False, remove_duplicate=False):
-        kept: Any = state_dict.get(prefix + name)
-        if isinstance(kept, FrozenWeight) and kept is not weight:
-            state_dict[prefix + name] = kept._form.decode(kept._codes)
