@@ -1,6 +1,6 @@
 """What frozen weights in fewer bits save, cost and change, in LLaMA-like models of transformers under adapters.
 
-    python -m benchmarks.frozen_weights --keep  # five minutes
+    python -m benchmarks.frozen_weights --keep  # eight minutes
 
 Memory and time: four blocks of 512 features, 8,000 words and adapters of rank 8 on queries and values, 4 times 256
 positions. Each plan's step takes turns with the stock step. The peak is that of the step's tensors with the model's
