@@ -185,8 +185,8 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
     """Techniques know nothing of each other but the settings that one may conflict with: their order is apply's."""
     support = (f"techniques.support.{name}" for name in ("base", "lossy", "facts"))
     recomputed = "autotune.techniques.support.recomputed"
-    kept, saved, bits = (f"autotune.techniques.support.{name}" for name in ("kept_state", "saved_state", "few_bits"))
-    codes = "autotune.techniques.support.weight_codes"
+    in_bits = ("kept_state", "saved_state", "stores", "weight_codes", "freezing", "frozen_weight")
+    kept, saved, stores, codes, freezing, frozen = (f"autotune.techniques.support.bits.{name}" for name in in_bits)
     rows, apart = (f"autotune.techniques.support.{name}" for name in ("rows", "apart"))
     below = ("internals.fake_tensors", "errors", "units")
     allowed = {f"autotune.{name}" for name in (*support, "techniques.Settings", *below)}
@@ -198,10 +198,10 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "low_rank": ["autotune.pruning"],
             "checkpointing": [recomputed],
             "compile": [recomputed],
-            "frozen_weights": ["autotune.techniques.support.freezing"],
-            "freezing": ["autotune.techniques.support.frozen_weight", codes],
+            "frozen_weights": [freezing],
+            "freezing": [frozen, codes],
             "frozen_weight": [codes],
-            "weight_codes": [bits],
+            "weight_codes": [stores],
             "tiles": [recomputed, "autotune.techniques.support.feed_forward"],
             "offload": ["autotune.techniques.support.saved_to_disk"],
             "optimizer_state": [kept, saved],
@@ -209,8 +209,8 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "sparse_gradients": [rows],
             "lazy_adam": [rows],
             "rows": [apart],
-            "kept_state": [apart, saved, bits],
-            "saved_state": [bits],
+            "kept_state": [apart, saved, stores],
+            "saved_state": [stores],
             "parallel": ["autotune.techniques.support.replica"],
             "precision": ["autotune.techniques.support.tf32"],
         }

@@ -65,7 +65,7 @@ class FrozenWeights(Lossy):
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
         """How large such weights are."""
-        from .support.freezing import frozen_weights
+        from .support.bits.freezing import frozen_weights
 
         return {"frozen_bytes": sum(weight.nbytes for weight in frozen_weights(model))}
 
@@ -115,7 +115,7 @@ class FrozenWeights(Lossy):
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Weights in full, as they were rounded."""
-        from .support.freezing import thaw
+        from .support.bits.freezing import thaw
 
         thaw(model)
         return model
@@ -128,7 +128,7 @@ class FrozenWeights(Lossy):
         """
         if self.kind == "none":
             return model
-        from .support.freezing import freeze
+        from .support.bits.freezing import freeze
 
         if not freeze(model, self.kind):
             raise PlanError(

@@ -33,7 +33,7 @@ from autotune.techniques.frozen_weights import FrozenWeights
 from autotune.techniques.layers import Layers
 from autotune.techniques.parallel import Parallel
 from autotune.techniques.precision import Precision
-from autotune.techniques.support.frozen_weight import FrozenWeight
+from autotune.techniques.support.bits.frozen_weight import FrozenWeight
 from autotune.techniques.tiles import Tiles
 from autotune.testing.facts import facts_of
 from autotune.testing.runs import relative_difference, run_applied

@@ -23,8 +23,8 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.optimizers import optimizer_state
 from autotune.techniques.optimizers.optimizer_state import OptimizerState
 from autotune.techniques.optimizers.optimizer_step import OptimizerStep
-from autotune.techniques.support import kept_state
-from autotune.techniques.support.saved_state import STORES, empty
+from autotune.techniques.support.bits import kept_state
+from autotune.techniques.support.bits.saved_state import STORES, empty
 from autotune.testing.techniques import TechniqueContract
 
 KINDS = tuple(OptimizerState(kind=kind) for kind in ("8bit", "4bit", "bf16"))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...errors import PlanError
 from ...units import MIB
 from ..support.base import Effect, Exactness, Stage, Technique
+from ..support.bits.kept_state import kept_state_of
+from ..support.bits.saved_state import STORES
 from ..support.facts import Facts
-from ..support.kept_state import kept_state_of
-from ..support.saved_state import STORES
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...errors import PlanError
 from ...units import MIB
 from ..support.base import Effect, Stage, Technique
+from ..support.bits.kept_state import twin
 from ..support.facts import Facts
-from ..support.kept_state import twin
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...errors import PlanError
+from ....errors import PlanError
 from .weight_codes import FLOATS, Form
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .few_bits import Codes, Codes4, Fields, Store
+from .stores import Codes, Codes4, Fields, Store
 
 STORES: Mapping[str, Store] = {"8bit": Codes(), "4bit": Codes4()}
 """By the kind of ``frozen_weights``."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .few_bits import BFloat16, Codes, Codes4, Fields, Store
+from .stores import BFloat16, Codes, Codes4, Fields, Store
 
 if TYPE_CHECKING:
     from torch import Tensor

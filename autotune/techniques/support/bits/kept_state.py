@@ -6,9 +6,9 @@ import copy
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .apart import step_of, update_apart, update_together
-from .few_bits import Store
+from ..apart import step_of, update_apart, update_together
 from .saved_state import Saved, empty, joined, split
+from .stores import Store
 
 if TYPE_CHECKING:
     import torch
