@@ -10,7 +10,7 @@ import copy
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from .peer import converted_by_peer
 
 KINDS: dict[str, dict[str, bool]] = {"exact": {}, "rounding": {"rounding": True}, "recompute": {"recompute": True}}
 """Of the technique ``layers``: what ``convert`` is told."""
+_RUN = "benchmarks.steps: run"
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,28 @@ class Step:
         return dynamic_peak_bytes(self)
 
 
-def dynamic_peak_bytes(run: Callable[[], Any]) -> int:
-    """The largest running sum of what a run allocates and frees on the CPU, by torch's profiler."""
-    from torch.profiler import ProfilerActivity, profile
+def dynamic_peak_bytes(run: Callable[[], Any], prepare: Callable[[], Any] = lambda: None) -> int:
+    """The largest running sum of what a run allocates and frees on the CPU, by torch's profiler.
+
+    Args:
+        run: what has the peak.
+        prepare: what goes before: what it leaves allocated counts, a peak of its own does not.
+    """
+    from torch.profiler import ProfilerActivity, profile, record_function
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
+        prepare()
+        with record_function(_RUN):
+            run()
     assert profiler.profiler is not None, "the block above has run"
     assert profiler.profiler.kineto_results is not None, "the block above has run"
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [*profiler.profiler.kineto_results.events()]
+    begun_ns = next(event.start_ns() for event in events if event.name() == _RUN)
+    allocations = (event for event in events if event.name() == "[memory]")
     total = largest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
+    for event in sorted(allocations, key=lambda event: event.start_ns()):
         total += event.nbytes()
-        largest = max(largest, total)
+        largest = max(largest, total) if event.start_ns() >= begun_ns else total
     return largest
 
 
@@ -106,16 +116,18 @@ def _peer_step(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tuple[d
     return {"peer": step}, None
 
 
-def take_turns(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each step, in rounds of all of them."""
+def take_turns(
+    steps: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Seconds of each step by a clock, in rounds of all of them."""
     seconds: dict[str, list[float]] = {key: [] for key in steps}
     order, shuffler = list(steps), random.Random(0)
     for _ in range(rounds):
         shuffler.shuffle(order)  # what ran before leaves its mark on caches and on malloc's
         for key in order:
-            began_s = time.perf_counter()
+            began_s = clock()
             steps[key]()
-            seconds[key].append(time.perf_counter() - began_s)
+            seconds[key].append(clock() - began_s)
     return seconds
 
 

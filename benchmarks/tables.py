@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from .advice.page import TABLES as ADVICE_TABLES
 from .layer_models import MODELS
 from .rows import HERE, load_rows
 from .single_layers import LAYERS
@@ -21,7 +22,8 @@ _LAYER_HEADER = "| layer | stock | peer | here | peak | time |"
 
 
 _DOCS = HERE.parent / "docs"
-PAGES = (_DOCS / "inside" / "layers.md", _DOCS / "evidence" / "layers-measured.md")
+_EVIDENCE = _DOCS / "evidence"
+PAGES = (_DOCS / "inside" / "layers.md", _EVIDENCE / "layers-measured.md", _EVIDENCE / "advice.md")
 """What has tables."""
 
 
@@ -37,7 +39,16 @@ def filled(text: str) -> str:
     Raises:
         KeyError: a table of this name is not known.
     """
-    return re.sub(r"(<!-- table: (.+) -->\n)(?:\|.*\n)*", lambda found: f"{found[1]}{_TABLES[found[2]]()}\n", text)
+    return re.sub(r"(<!-- table: (.+) -->\n)(?:\|.*\n)*", lambda found: f"{found[1]}{drawn(found[2])}\n", text)
+
+
+def drawn(name: str) -> str:
+    """A table, by its name.
+
+    Raises:
+        KeyError: none of this name is known.
+    """
+    return _table(*ADVICE_TABLES[name]()) if name in ADVICE_TABLES else _TABLES[name]()
 
 
 def _model_table() -> str:

@@ -1,0 +1,84 @@
+"""The tables of docs/evidence/advice.md, from the newest kept rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..rows import load_rows
+from .known import ADVICE, ALL, ON_A_CARD
+from .other import SHAPES
+
+Row = dict[str, Any]
+Made = tuple[str, Iterable[Iterator[str]]]
+"""A table's header, and its rows' cells."""
+_NOTABLE = 0.03
+"""Relative change of the peak, or of the time, at the median of models."""
+_WEIGHTS = {"csr": "CSR, 90 % zeros", "bsr": "BSR, 90 % zeros", "int8": "8 bits (`quantize_dynamic`)"}
+
+
+def verdict(rows: list[Row]) -> str:
+    """In words, by the medians over models."""
+    peak, time = (statistics.median(row[key] for row in rows) for key in ("peak_ratio", "time_ratio"))
+    saves, takes = peak < 1 - _NOTABLE, peak > 1 + _NOTABLE
+    faster, slower = time < 1 - _NOTABLE, time > 1 + _NOTABLE
+    if saves:
+        return "costs time" if slower else "helps"
+    if takes:
+        return "costs memory" if faster else "worse"
+    return "faster" if faster else "worse" if slower else "no effect"
+
+
+def _steps() -> Made:
+    found = _newest("step")
+    return _made(("advice", *ALL, "verdict"), (_step_cells(key, found) for key in ADVICE))
+
+
+def _step_cells(key: str, found: dict[tuple[str, str], Row]) -> Iterator[str]:
+    rows = {model: found[key, model] for model in ADVICE[key].models}
+    yield ADVICE[key].words
+    for model in ALL:
+        yield _cell(rows[model]) if model in rows else ""
+    yield verdict([*rows.values()])
+
+
+def _cell(row: Row) -> str:
+    low, high = row["time_spread"]
+    return f"{row['peak_ratio']:.2f}·{row['time_ratio']:.2f} ({low:.2f}–{high:.2f})"
+
+
+def _weights() -> Made:
+    found = _newest("weights")
+    return _made(("weights", *SHAPES), (_weight_cells(key, found) for key in _WEIGHTS))
+
+
+def _weight_cells(key: str, found: dict[tuple[str, str], Row]) -> Iterator[str]:
+    yield _WEIGHTS[key]
+    for model in SHAPES:
+        row = found["", model]
+        low, high = row["time_spread"][key]
+        yield f"{row['bytes_ratio'][key]:.2f}·{row['time_ratio'][key]:.2f} ({low:.2f}–{high:.2f})"
+
+
+def _card() -> Made:
+    found = _newest("predicted")
+    rows = [["stock, MiB", *(f"{found['', model]['peak_mib']:.0f}" for model in ALL)]]
+    rows += [
+        [words, *(f"{found['', model]['peak_ratio'][key]:.2f}" for model in ALL)]
+        for key, (words, _) in ON_A_CARD.items()
+    ]
+    return _made(("predicted", *ALL), map(iter, rows))
+
+
+def _made(header: tuple[str, ...], rows: Iterable[Iterator[str]]) -> Made:
+    return f"| {' | '.join(header)} |", rows
+
+
+def _newest(part: str) -> dict[tuple[str, str], Row]:
+    """The last row of each advice, where there is one, and model."""
+    return {(row.get("advice", ""), row["model"]): row for row in load_rows("advice", "cpu") if row["part"] == part}
+
+
+TABLES: dict[str, Callable[[], Made]] = {"advice": _steps, "advice: weights": _weights, "advice: card": _card}
+"""By the names that the page has."""

@@ -1,0 +1,82 @@
+"""What `benchmarks.advice` does to a model is what its row says, and its peak is that of all tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.advice.known import ADVICE, ALL, Edit, in_place, keep_outputs, mask_weights, share_blocks
+from benchmarks.advice.page import verdict
+from benchmarks.steps import dynamic_peak_bytes
+
+
+class Blocks(nn.Module):
+    """Three blocks in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout()) for _ in range(3))
+
+
+def test_advice_is_measured_on_three_models_where_more_than_one_can_have_it():
+    assert [key for key, one in ADVICE.items() if len(one.models) < 3] == ["rows"]
+    assert {model for one in ADVICE.values() for model in one.models} == {*ALL}
+
+
+def test_blocks_that_share_are_one():
+    model = Blocks()
+    share_blocks(model)
+    assert sum(one.numel() for one in model.parameters()) == 4 * 4 + 4
+
+
+def test_half_of_the_weights_are_masked():
+    model = Blocks()
+    mask_weights(model)
+    assert [int((layer[0].weight == 0).sum()) for layer in model.blocks] == [8, 8, 8]
+
+
+def test_in_place_layers_write_over_their_input():
+    model = Blocks()
+    in_place(model)
+    x = torch.tensor([-1.0])
+    model.blocks[0][1](x)
+    assert x.item() == 0
+    assert model.blocks[0][2].inplace
+
+
+@pytest.mark.parametrize(("edit", "peak"), [(lambda model: None, 4_000_000), (keep_outputs, 8_000_000)])
+def test_outputs_are_kept_until_the_next_ones_are_there(edit: Edit, peak: int):
+    model, x = nn.Linear(1000, 1000), torch.ones(1000, 1000)
+    edit(model)
+    with torch.no_grad():
+        assert dynamic_peak_bytes(lambda: model(x), lambda: model(x)) == peak
+
+
+def test_a_peak_has_what_was_left_before_and_not_what_was_freed_before():
+    kept: list[Any] = []
+
+    def prepare() -> None:
+        torch.ones(5_000_000)
+        kept.append(torch.ones(1_000_000))
+
+    assert dynamic_peak_bytes(lambda: torch.ones(2_000_000), prepare) == 4 * 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("peak", "time", "word"),
+    [
+        (0.8, 1.0, "helps"),
+        (0.8, 1.2, "costs time"),
+        (1.2, 0.8, "costs memory"),
+        (1.2, 1.0, "worse"),
+        (1.0, 1.2, "worse"),
+        (1.0, 0.8, "faster"),
+        (1.02, 0.98, "no effect"),
+    ],
+)
+def test_a_verdict_is_of_the_medians(peak: float, time: float, word: str):
+    others = [(0.1, 0.1), (9.0, 9.0)]
+    assert verdict([{"peak_ratio": p, "time_ratio": t} for p, t in [*others, (peak, time)]]) == word
