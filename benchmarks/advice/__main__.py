@@ -1,6 +1,6 @@
 """What the advice of two guides and a paper does to the peak and the time of a training step, on six jobs.
 
-    python -m benchmarks.advice --keep             # a quarter of an hour
+    python -m benchmarks.advice --keep             # half an hour
     python -m benchmarks.advice --only bf16 --model ViT
 
 Each row is a plan of autotune's or torch's own call, applied to a job; its optimizer step takes turns with the stock

@@ -53,10 +53,10 @@ def _loss_of_words(model: nn.Module, batch: Any) -> Tensor:
     return loss
 
 
-def _gpt2(num_blocks: int = 12) -> nn.Module:
+def _gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(n_layer=num_blocks, use_cache=False)).train()
+    return GPT2LMHeadModel(GPT2Config(use_cache=False)).train()
 
 
 def _resnet(*depths: int) -> nn.Module:
@@ -79,16 +79,19 @@ def _words() -> TensorDataset:
 
 
 def _char_gpt() -> Task:
-    return dataclasses.replace(
-        load_task(str(EXAMPLES / "char_gpt" / "model.py")), build_optimizer=_adamw, batch_size=16
-    )
+    task = load_task(str(EXAMPLES / "char_gpt" / "model.py"))
+
+    def half() -> nn.Module:
+        model: Any = task.build_model()
+        del model.blocks[len(model.blocks) // 2 :]
+        return model
+
+    return dataclasses.replace(task, build_optimizer=_adamw, batch_size=8, variants={"half": half})
 
 
 JOBS: dict[str, Callable[[], Task]] = {
     "char GPT": _char_gpt,
-    "GPT-2": lambda: Task(
-        _gpt2, _words, _loss_of_words, build_optimizer=_adamw, batch_size=1, variants={"half": lambda: _gpt2(6)}
-    ),
+    "GPT-2": lambda: Task(_gpt2, _words, _loss_of_words, build_optimizer=_adamw, batch_size=1),
     "ResNet-50": lambda: Task(
         lambda: _resnet(3, 4, 6, 3),
         lambda: _images(_classes),
@@ -103,7 +106,7 @@ JOBS: dict[str, Callable[[], Task]] = {
         lambda: _images(_classes),
         _loss_of_images,
         build_optimizer=_adamw,
-        batch_size=4,
+        batch_size=2,
         variants={"half": lambda: _vit(3)},
     ),
     "embedding": lambda: Task(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.utils import prune
 
@@ -14,13 +13,11 @@ from autotune.techniques.batch import Batch
 
 from ..layer_models import freeze
 
-ALL = ("char GPT", "GPT-2", "ResNet-50", "U-Net", "ViT", "embedding")
-_TRANSFORMERS, _IMAGES = ("char GPT", "GPT-2", "ViT"), ("ResNet-50", "U-Net", "ViT")
-_LIGHT, _HEAVY = ("char GPT", "U-Net", "ViT"), ("GPT-2", "ResNet-50", "embedding")
-_FED = ("char GPT", "ViT", "embedding")
+ALL = ("char GPT", "ResNet-50", "U-Net", "ViT", "embedding")
+_IMAGES = ("ResNet-50", "U-Net", "ViT")
+_LIGHT = ("char GPT", "U-Net", "ViT")
 
 Edit = Callable[[nn.Module], Any]
-Loss = Callable[[nn.Module, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,6 @@ class Advice:
     """What torch's own call does to the model."""
     of_both: Edit | None = None
     """What the stock model has, too."""
-    loss_of: Callable[[Loss], Loss] = lambda loss: loss
-    """What it makes of the job's loss."""
 
 
 def in_place(model: nn.Module) -> None:
@@ -67,55 +62,39 @@ def keep_outputs(model: nn.Module) -> None:
     model.register_forward_hook(lambda module, inputs, output: kept.update(output=output))
 
 
-def save_on_cpu(loss: Loss) -> Loss:
-    """Saved tensors go to the host's memory, which on a CPU they are in."""
-
-    def saved(model: nn.Module, batch: Any) -> Any:
-        with torch.autograd.graph.save_on_cpu():
-            return loss(model, batch)
-
-    return saved
-
-
 def train_norms(model: nn.Module) -> None:
     """All else is frozen."""
     freeze(model, "norms")
 
 
 ADVICE: dict[str, Advice] = {
-    "larger batch": Advice("batch × 2", ALL[:-1], batch=lambda size: Batch(micro=2 * size)),
+    "larger batch": Advice("batch × 2", _LIGHT, batch=lambda size: Batch(micro=2 * size)),
     "smaller batch": Advice("batch ÷ 2, accumulated", _LIGHT, batch=lambda size: Batch(micro=size // 2, accumulate=2)),
-    "bf16": Advice("bf16 autocast", ("char GPT", "ViT", "embedding"), {"precision": {"kind": "bf16"}}),
-    "blocks": Advice("checkpointing, all blocks", ALL[:-1], {"checkpointing": {"kind": "blocks"}}),
-    "every second": Advice("every second block", _LIGHT, {"checkpointing": {"kind": "blocks", "every": 2}}),
-    "exact": Advice("saving layers, exact", ALL, {"layers": {"kind": "exact"}}),
-    "rounding": Advice("derivatives in 8 bits", _TRANSFORMERS, {"layers": {"kind": "rounding"}}),
-    "frozen": Advice("exact, only norms train", _IMAGES, {"layers": {"kind": "exact"}}, of_both=train_norms),
+    "blocks": Advice("checkpointing, all blocks", _LIGHT, {"checkpointing": {"kind": "blocks"}}),
+    "exact": Advice("saving layers, exact", _LIGHT, {"layers": {"kind": "exact"}}),
+    "frozen": Advice("exact, only norms train", _LIGHT, {"layers": {"kind": "exact"}}, of_both=train_norms),
     "channels last": Advice("channels-last", _IMAGES, {"memory_format": {"kind": "channels_last"}}),
     "in place": Advice("ReLU, dropout in place", ("char GPT", "ResNet-50", "ViT"), edit=in_place),
-    "outputs": Advice("outputs kept, no `del`", _TRANSFORMERS, edit=keep_outputs),
+    "outputs": Advice("outputs kept, no `del`", ("char GPT", "ResNet-50", "ViT"), edit=keep_outputs),
     "in backward": Advice(
         "gradients freed in backward",
-        ("char GPT", "GPT-2", "ResNet-50", "ViT", "embedding"),
+        _LIGHT,
         {"optimizer_step": {"kind": "in_backward"}},
     ),
-    "8bit": Advice("8-bit optimizer state", (*_HEAVY, "char GPT"), {"optimizer_state": {"kind": "8bit"}}),
+    "8bit": Advice("8-bit optimizer state", _LIGHT, {"optimizer_state": {"kind": "8bit"}}),
     "pruning": Advice("structured pruning, 25 %", _LIGHT, {"pruning": {"kind": "structured", "ratio": 0.25}}),
     "masks": Advice("`l1_unstructured`, 50 %", _LIGHT, edit=mask_weights),
-    "low rank": Advice("low rank, a quarter", _TRANSFORMERS, {"low_rank": {"kind": "svd"}}),
-    "half": Advice("half the blocks", ("GPT-2", "ResNet-50", "ViT"), {"variant": {"kind": "half"}}),
-    "shared": Advice("blocks share weights", _TRANSFORMERS, edit=share_blocks),
+    "low rank": Advice("low rank, a quarter", ("char GPT", "ViT", "embedding"), {"low_rank": {"kind": "svd"}}),
+    "half": Advice("half the blocks", ("char GPT", "ResNet-50", "ViT"), {"variant": {"kind": "half"}}),
+    "shared": Advice("blocks share weights", ("char GPT", "ViT"), edit=share_blocks),
     "rows": Advice("rows of embeddings", ("embedding",), {"lazy_adam": {"kind": "rows"}}),
-    "on cpu": Advice("`save_on_cpu`", _LIGHT, loss_of=save_on_cpu),
-    "workers": Advice("2 loader workers", _FED, {"data_loading": {"num_workers": 2, "persistent_workers": True}}),
-    "cache": Advice("epoch cached", _FED, {"data_loading": {"num_workers": 0, "cache": "host"}}),
+    "workers": Advice("2 loader workers", _LIGHT, {"data_loading": {"num_workers": 2, "persistent_workers": True}}),
+    "cache": Advice("epoch cached", _LIGHT, {"data_loading": {"num_workers": 0, "cache": "host"}}),
 }
 """In the page's order."""
 
 ON_A_CARD: dict[str, tuple[str, dict[str, Any]]] = {
     "fp16": ("fp16 or bf16 autocast", {"precision": {"kind": "fp16"}}),
     "channels last": ("channels-last", {"memory_format": {"kind": "channels_last"}}),
-    "blocks": ("checkpointing", {"checkpointing": {"kind": "blocks"}}),
-    "exact": ("saving layers, exact", {"layers": {"kind": "exact"}}),
 }
 """What is predicted for a card: words, and settings of a plan."""

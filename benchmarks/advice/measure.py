@@ -66,11 +66,8 @@ class Job:
         if edit not in self._stock:
             self._stock[edit] = _built({"batch": Batch(micro=self._size)}, _edited(self._task, edit))
         batch = advice.batch(self._size)
-        task = dataclasses.replace(
-            _edited(self._task, edit, advice.edit), compute_loss=advice.loss_of(self._task.compute_loss)
-        )
         stock, stock_peak = self._stock[edit]
-        advised, peak = _built({"batch": batch, **advice.settings}, task)
+        advised, peak = _built({"batch": batch, **advice.settings}, _edited(self._task, edit, advice.edit))
         steps = {"stock": stock, "advised": advised}
         clock = time.perf_counter if "data_loading" in advice.settings else time.process_time
         seconds = take_turns(steps, _ROUNDS, clock)

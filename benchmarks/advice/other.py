@@ -114,6 +114,6 @@ def predict_card(name: str) -> dict[str, Any]:
 OTHERS: dict[str, tuple[Callable[[str], dict[str, Any]], tuple[str, ...]]] = {
     "weights": (measure_weights, (*SHAPES,)),
     "quantized": (count_gradients, ("char GPT", "ViT", "embedding")),
-    "predicted": (predict_card, (*JOBS,)),
+    "predicted": (predict_card, ("char GPT", "ViT", "U-Net", "embedding", "GPT-2")),
 }
 """Each with the jobs that it is of."""

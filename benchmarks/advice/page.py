@@ -8,21 +8,21 @@ from typing import Any
 
 from ..rows import load_rows
 from .known import ADVICE, ALL, ON_A_CARD
-from .other import SHAPES
+from .other import OTHERS, SHAPES
 
 Row = dict[str, Any]
 Made = tuple[str, Iterable[Iterator[str]]]
 """A table's header, and its rows' cells."""
-_NOTABLE = 0.03
-"""Relative change of the peak, or of the time, at the median of models."""
+_PEAK, _TIME = 0.03, 0.05
+"""Relative changes at the median of jobs that are more than none."""
 _WEIGHTS = {"csr": "CSR, 90 % zeros", "bsr": "BSR, 90 % zeros", "int8": "8 bits (`quantize_dynamic`)"}
 
 
 def verdict(rows: list[Row]) -> str:
     """In words, by the medians over models."""
     peak, time = (statistics.median(row[key] for row in rows) for key in ("peak_ratio", "time_ratio"))
-    saves, takes = peak < 1 - _NOTABLE, peak > 1 + _NOTABLE
-    faster, slower = time < 1 - _NOTABLE, time > 1 + _NOTABLE
+    saves, takes = peak < 1 - _PEAK, peak > 1 + _PEAK
+    faster, slower = time < 1 - _TIME, time > 1 + _TIME
     if saves:
         return "costs time" if slower else "helps"
     if takes:
@@ -63,12 +63,13 @@ def _weight_cells(key: str, found: dict[tuple[str, str], Row]) -> Iterator[str]:
 
 def _card() -> Made:
     found = _newest("predicted")
-    rows = [["stock, MiB", *(f"{found['', model]['peak_mib']:.0f}" for model in ALL)]]
+    models = OTHERS["predicted"][1]
+    rows = [["stock, MiB", *(f"{found['', model]['peak_mib']:.0f}" for model in models)]]
     rows += [
-        [words, *(f"{found['', model]['peak_ratio'][key]:.2f}" for model in ALL)]
+        [words, *(f"{found['', model]['peak_ratio'][key]:.2f}" for model in models)]
         for key, (words, _) in ON_A_CARD.items()
     ]
-    return _made(("predicted", *ALL), map(iter, rows))
+    return _made(("predicted", *models), map(iter, rows))
 
 
 def _made(header: tuple[str, ...], rows: Iterable[Iterator[str]]) -> Made:
