@@ -86,7 +86,7 @@ def even_batch(plan: Plan, framework: str) -> Batch | None:
             f"{batch.effective} samples in {batch.accumulate} micro-batches of {batch.micro}, of which the last is "
             f"smaller. Use a micro that divides {batch.effective}."
         )
-    return batch.share(plan.settings.parallel.processes)
+    return batch.share(plan.settings.parallel.num_shares)
 
 
 def of_one_rank(plan: Plan, size: int | None = None) -> Plan:
@@ -111,7 +111,7 @@ def of_one_rank(plan: Plan, size: int | None = None) -> Plan:
     if (reason := settings.parallel.beyond_wrappers()) is not None:
         raise PlanError(f"settings.{reason}")
     batch = in_samples(plan)
-    batch = batch and batch.share(settings.parallel.processes)
+    batch = batch and batch.share(settings.parallel.num_shares)
     alone = settings.model_copy(update={"batch": batch}).having(Parallel())
     return plan.model_copy(update={"settings": alone})
 

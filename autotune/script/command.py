@@ -237,7 +237,7 @@ def own_share(settings: Settings) -> Batch | None:
     batch, parallel = settings.batch, settings.parallel
     if batch is None or batch.effective is not None or parallel.effective is not None:  # no flags say these
         return batch
-    return batch.share(parallel.processes)
+    return batch.share(parallel.num_shares)
 
 
 def filled(command: Sequence[str], batch: Batch | None, evaluation: int | None = None) -> list[str]:

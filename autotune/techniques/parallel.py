@@ -1,4 +1,4 @@
-"""Parallel: several processes that train one model together, each on its share of every optimizer step's samples."""
+"""Parallel: several processes that train one model together, each its share of the samples, or of the layers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .support.base import Effect, Exactness, Program, Run, Stage, Technique
 from .support.facts import Facts, num_processors
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from . import Settings
@@ -22,13 +23,15 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 class Parallel(Technique):
-    """Data parallelism: torch's ``DistributedDataParallel``, or ``fully_shard`` (FSDP2).
+    """Data parallelism: torch's ``DistributedDataParallel``, or ``fully_shard`` (FSDP2); or tensor parallelism: its
+    ``parallelize_module``.
 
     The processes take the micro-batches of an optimizer step in turn, so that ``batch`` says the same with and without:
-    ``accumulate`` counts the forward passes of all of them.
+    ``accumulate`` counts the forward passes of all of them. With ``tensor`` each of them makes every pass.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html;
-    https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html;
+    https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html; Shoeybi et al. 2019, arXiv:1909.08053
     """
 
     name: ClassVar[str] = "parallel"
@@ -38,10 +41,12 @@ class Parallel(Technique):
     purposes: ClassVar[Mapping[str, str]] = {
         "ddp": "Each process has the whole model; gradients are averaged while backward goes on.",
         "fsdp": "Each process keeps a shard of parameters, gradients and optimizer state, and gathers blocks for use.",
+        "tensor": "Each process has a part of the wide layers, and computes its part of them for all samples.",
     }
 
-    kind: Literal["none", "ddp", "fsdp"] = "none"
-    """``none`` is one process; ``ddp`` keeps the whole model in each; ``fsdp`` shards each block, and the rest."""
+    kind: Literal["none", "ddp", "fsdp", "tensor"] = "none"
+    """``none`` is one process; ``ddp`` keeps the whole model in each; ``fsdp`` shards each block, and the rest;
+    ``tensor`` splits linear layers by columns, then by rows."""
     processes: PositiveInt = Field(default=1, strict=True, le=4096)
     """Processes that train together (torch's world size); on CUDA, each has a device to itself."""
     effective: PositiveInt | None = Field(default=None, strict=True)
@@ -59,7 +64,7 @@ class Parallel(Technique):
         if (self.kind == "none") != (self.processes == 1):
             raise ValueError(
                 f"processes: kind {self.kind} takes {'1' if self.kind == 'none' else '2 or more'}, but got "
-                f"{self.processes}. Use kind: ddp or kind: fsdp with processes: 2 or more, or no row."
+                f"{self.processes}. Use kind: ddp, fsdp or tensor with processes: 2 or more, or no row."
             )
         if self.effective is not None and self.effective < max(2, self.processes):
             raise ValueError(
@@ -68,11 +73,18 @@ class Parallel(Technique):
             )
         if self.effective is not None and self.kind == "none":
             raise ValueError("effective: one process has the whole batch. Leave it out, or use kind: ddp.")
+        if self.effective is not None and self.kind == "tensor":
+            raise ValueError("effective: with kind tensor each process has all samples. Leave it out, or use kind: ddp.")
         if self.kind != "ddp" and self.comm_hook != "allreduce":
             raise ValueError(f"comm_hook: kind {self.kind} has none. Leave it out, or use kind: ddp.")
         if self.kind != "fsdp" and not self.reshard:
             raise ValueError(f"reshard: kind {self.kind} gathers no parameters. Leave it out, or use kind: fsdp.")
         return self
+
+    @property
+    def num_shares(self) -> int:
+        """Processes that a batch is divided between."""
+        return 1 if self.kind == "tensor" else self.processes
 
     def describe(self, facts: Facts | None = None) -> str:
         """``ddp over 2 processes``."""
@@ -110,7 +122,7 @@ class Parallel(Technique):
             return "torch exchanges gradients in bf16 on CUDA only: use fp16_compress"
         if self.effective is not None:
             return "a trial has like devices: `autotune search --devices` shares a training out over unlike ones"
-        if self.kind != "none" and facts.dataset_kind == "iterable" and facts.ranks == 1:
+        if self.num_shares > 1 and facts.dataset_kind == "iterable" and facts.ranks == 1:
             return "an iterable dataset, or a loader of the task's own, cannot be shared out between processes"
         return None
 
@@ -131,6 +143,8 @@ class Parallel(Technique):
 
     def beyond_wrappers(self) -> str | None:
         """What a model lacks that a script or a framework has wrapped, and what to do; None where it lacks nothing."""
+        if self.kind == "tensor":
+            return "parallel: kind tensor is for autotune.apply, which splits the model itself. Use ddp here."
         if self.comm_hook == "allreduce" and self.reshard:
             return None
         name = "reshard" if self.reshard is False else "comm_hook"
@@ -142,10 +156,12 @@ class Parallel(Technique):
             return None
         if self.effective is not None and settings.batch is None:
             return "a share of the samples is stated by batch: give it"
-        if self.effective is None and settings.batch is not None and settings.batch.accumulate % self.processes:
+        if self.effective is None and settings.batch is not None and settings.batch.accumulate % self.num_shares:
             return "accumulate counts the micro-batches of all processes: use a multiple of processes"
         if any(one.frees_gradients for one in settings.techniques()):
             return "gradients are whole only once those of all processes are averaged: use after_backward"
+        if self.kind == "tensor":
+            return _no_parts(settings)
         return None if self.kind == "ddp" else _no_shards(settings)
 
     def as_predicted(self, facts: Facts) -> Parallel:
@@ -153,8 +169,8 @@ class Parallel(Technique):
         return Parallel()
 
     def times_charged(self, facts: Facts) -> int | None:
-        """On a CPU, of each process; on CUDA, a device's own. What a shard takes is not predicted."""
-        if self.kind == "fsdp":
+        """On a CPU, of each process; on CUDA, a device's own. What a shard or a part takes is not predicted."""
+        if self.kind in ("fsdp", "tensor"):
             return None
         return self.processes if facts.device.type == "cpu" else 1
 
@@ -174,20 +190,26 @@ class Parallel(Technique):
         """The model within; what is sharded cannot be had whole again.
 
         Raises:
-            PlanError: it is sharded.
+            PlanError: it is sharded, or split.
         """
         from .support.replica import within
 
         fsdp = sys.modules.get("torch.distributed.fsdp")
         if fsdp is not None and isinstance(model, fsdp.FSDPModule):
             raise PlanError("the model is sharded already (fully_shard), which is not undone. Build it anew.")
+        if "torch.distributed.tensor.parallel" in sys.modules:
+            from .support.split import is_split
+
+            if is_split(model):
+                raise PlanError("the model is split already (parallelize_module), which is not undone. Build it anew.")
         return within(model)
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
-        """Wrapped for ``ddp``; changed in place for ``fsdp``: each block, then what is left of the model.
+        """Wrapped for ``ddp``; changed in place for ``fsdp`` (each block, then what is left of the model) and for
+        ``tensor``.
 
         Raises:
-            PlanError: there is nothing to share, or this is no such group of processes.
+            PlanError: there is nothing to share or to split, or this is no such group of processes.
         """
         if self.kind == "none":
             return model
@@ -205,6 +227,11 @@ class Parallel(Technique):
             from .support.replica import Replica
 
             return Replica(model, self.comm_hook)
+        if self.kind == "tensor":
+            from .support.split import split
+
+            split(model, self.processes)
+            return model
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -213,6 +240,16 @@ class Parallel(Technique):
         for module in (*dict.fromkeys(blocks), model):
             fully_shard(module, mesh=mesh, reshard_after_forward=None if self.reshard else False)
         return model
+
+    def on_optimizer(
+        self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
+    ) -> torch.optim.Optimizer:
+        """One parameter at a time for ``tensor``: torch's grouped kernels do not take parts and wholes together."""
+        if self.kind == "tensor":
+            flags = {name: False for name in ("foreach", "fused") if name in optimizer.defaults}
+            for group in (optimizer.defaults, *optimizer.param_groups):
+                group.update(flags)
+        return optimizer
 
     def other_size(self, found: int) -> str | None:
         """Why a job of so many processes cannot have this; None where it can."""
@@ -244,3 +281,14 @@ def _no_shards(settings: Settings) -> str | None:
     if any(one.scales_loss for one in settings.techniques()):
         return "fsdp was not tried with a loss scaler: use bf16"
     return None
+
+
+def _no_parts(settings: Settings) -> str | None:
+    """What a model whose layers are split was not tried with, or cannot have."""
+    if settings.optimizer.kind in ("foreach", "fused"):
+        return "tensor leaves some parameters whole, which grouped kernels do not take with parts: use for_loop"
+    if any(one.scales_loss for one in settings.techniques()):
+        return "tensor was not tried with a loss scaler: use bf16"
+    tried = (Stage.MODEL, Stage.CHECKPOINTING, Stage.PRECISION, Stage.SHARD, Stage.OPTIMIZER, Stage.LOADER, Stage.PROCESS)
+    other = next((one for one in settings.chosen() if one.stage not in tried), None)
+    return f"tensor was not tried with {other.name}: use one of the two" if other is not None else None

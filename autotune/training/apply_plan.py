@@ -92,7 +92,7 @@ def apply(
     model = build_model(made)
     dataset = task.build_dataset()
     _check_task(plan, task, model if made is task else None, dataset)
-    batch = settings.batch or _shared_out(reference_batch(task, dataset), ranks)
+    batch = settings.batch or _shared_out(reference_batch(task, dataset), settings.parallel.num_shares)
     ranks = with_shares(ranks, settings.parallel, batch, model)
     if (reason := settings.having(batch).conflict()) is not None:
         raise PlanError(f"settings: {reason}.")
@@ -100,7 +100,7 @@ def apply(
     if calm_steps < 1:
         raise PlanError(f"calm_steps: at least 1 optimizer step was expected, but got {calm_steps}.")
     if halve_when_out_of_memory:
-        check_can_halve(settings, model, ranks.size)
+        check_can_halve(settings, model, world_size())
 
     run = on_two_samples(dataset, task.collate or default_collate, task.compute_loss)
     model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
@@ -249,11 +249,11 @@ def _place(plan: Plan) -> tuple[torch.device, Ranks]:
     return torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu"), ranks
 
 
-def _shared_out(batch: Batch, ranks: Ranks) -> Batch:
-    """The job's own batch, with at least one micro-batch for each rank."""
-    if batch.accumulate % ranks.size == 0:
+def _shared_out(batch: Batch, num_shares: int) -> Batch:
+    """The job's own batch, with at least one micro-batch for each share."""
+    if batch.accumulate % num_shares == 0:
         return batch
-    return Batch.of(batch.num_samples, min(batch.micro, -(-batch.num_samples // ranks.size)))
+    return Batch.of(batch.num_samples, min(batch.micro, -(-batch.num_samples // num_shares)))
 
 
 def _check_task(plan: Plan, task: Task, model: nn.Module | None, dataset: Any) -> None:

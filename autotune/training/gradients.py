@@ -125,7 +125,17 @@ class Gradients:
     def clip(self, model: nn.Module, max_norm: float) -> None:
         """To a norm over all parameters, in the model's order: its bits depend on that."""
         known = dict.fromkeys(self.parameters)
-        nn.utils.clip_grad_norm_(list(dict.fromkeys(p for p in model.parameters() if p in known) | known), max_norm)
+        ordered = list(dict.fromkeys(p for p in model.parameters() if p in known) | known)
+        parts = [p for p in ordered if hasattr(p, "full_tensor")]
+        if len(parts) in (0, len(ordered)):
+            nn.utils.clip_grad_norm_(ordered, max_norm)
+            return
+        known = dict.fromkeys(parts)
+        both = [parts, [p for p in ordered if p not in known]]  # which torch does not take together
+        norms = [nn.utils.get_total_norm([p.grad for p in some if p.grad is not None]) for some in both]
+        total = torch.stack([getattr(norm, "full_tensor", lambda norm=norm: norm)() for norm in norms]).norm()
+        for some in both:
+            nn.utils.clip_grads_with_norm_(some, max_norm, total)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Of an optimizer step that is begun; None between two."""

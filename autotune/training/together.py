@@ -49,7 +49,8 @@ def check_can_halve(settings: Settings, model: nn.Module, num_ranks: int) -> Non
             "halve_when_out_of_memory: gradients are exchanged once the ranks' backward passes are made, as they are "
             "and not by parallel's comm_hook. Leave one of the two out."
         )
-    waits = "fsdp" if settings.parallel.kind == "fsdp" else None
+    kind = settings.parallel.kind
+    waits = kind if kind in ("fsdp", "tensor") else None
     if waits is None and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         waits = "SyncBatchNorm"
     if num_ranks > 1 and waits is not None:

@@ -9,13 +9,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import PlanError
-from ..ranks import Ranks, gathered
+from ..ranks import ALONE, Ranks, gathered
 from ..techniques.batch import Batch
 from ..techniques.parallel import Parallel
 
 
 def with_shares(ranks: Ranks, parallel: Parallel, batch: Batch, model: nn.Module) -> Ranks:
-    """The ranks with each one's share, where their plans have unequal ones; every rank has to come here.
+    """The ranks with each one's share, where their plans have unequal ones; ``ALONE`` where each has all samples. Every
+    rank has to come here.
 
     Args:
         ranks: of this process.
@@ -41,7 +42,7 @@ def with_shares(ranks: Ranks, parallel: Parallel, batch: Batch, model: nn.Module
                 f"settings.batch: the ranks share one batch in equal parts, but have {_listed(batches)}. State "
                 "settings.parallel.effective for unequal shares (`autotune search --devices`), or give all one plan."
             )
-        return ranks
+        return ALONE if parallel.num_shares == 1 else ranks
     total = sum(one.num_samples for one in batches)
     if total != parallel.effective:
         raise PlanError(

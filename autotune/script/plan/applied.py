@@ -171,7 +171,7 @@ class InScript:
         self.first_step = (whole, *sizes) if whole else sizes, num_backwards
         if batch is None:
             return
-        batch = batch.share(self.plan.settings.parallel.processes)
+        batch = batch.share(self.plan.settings.parallel.num_shares)
         is_cut = batch.accumulate > 1 and whole == batch.num_samples  # a loader's batch, by the script itself
         seen = (whole,) if whole and not is_cut else sizes
         if (seen and batch.micro not in seen) or num_backwards != batch.accumulate:

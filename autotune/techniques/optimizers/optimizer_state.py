@@ -94,7 +94,7 @@ class OptimizerState(Technique):
 
     def conflicts(self, settings: Settings) -> str | None:
         """Each process has a part of each parameter."""
-        is_sharded = self.kind != "default" and settings.parallel.kind == "fsdp"
+        is_sharded = self.kind != "default" and settings.parallel.kind in ("fsdp", "tensor")
         return f"{_OF_SHARDS}: use ddp" if is_sharded else None
 
     def on_optimizer(
@@ -114,7 +114,7 @@ class OptimizerState(Technique):
         return optimizer
 
 
-_OF_SHARDS = "fsdp shares out each parameter and its state, which fewer bits were not tried with"
+_OF_SHARDS = "fsdp and tensor share out parameters and their state, which fewer bits were not tried with"
 
 
 def _num_states(optimizer: torch.optim.Optimizer) -> int:

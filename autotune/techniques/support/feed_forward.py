@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,56 @@ def find_feed_forwards(model: nn.Module) -> list[FeedForward]:
     by its operations, symbolically. One that draws random numbers before its last operation is left out."""
     found = (part for child in model.children() for part in _within(child))
     return list({part.module: part for part in found}.values())
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Linear layers, ``wide``, whose outputs reach one layer, ``narrow``, alone, and that element by element."""
+
+    wide: tuple[nn.Linear, ...]
+    narrow: nn.Linear
+
+
+def find_pairs(model: nn.Module) -> list[Pair]:
+    """Of a model's feed-forward parts, or of a model that is one: each layer is in one pair at most."""
+    parts = [model] if _widens(model) and _feed_forward(model) else [one.module for one in find_feed_forwards(model)]
+    return [pair for part in parts for pair in _pairs(part)]
+
+
+def _pairs(part: nn.Module) -> Iterator[Pair]:
+    graph = _Tracer().trace(part)
+    called = {node: part.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"}
+    num_calls = Counter(called.values())
+    linear = {node: one for node, one in called.items() if isinstance(one, nn.Linear) and num_calls[one] == 1}
+    paired: set[fx.Node] = set()
+    for node, narrow in linear.items():
+        sources, between = _reached_from(node, linear, called)
+        ends_here = all(user is node or user in between for one in sources | between for user in one.users)
+        if sources and ends_here and not sources & paired:
+            paired |= {*sources, node}
+            yield Pair(tuple(linear[one] for one in linear if one in sources), narrow)
+
+
+def _reached_from(
+    node: fx.Node, linear: Mapping[fx.Node, nn.Linear], called: Mapping[fx.Node, nn.Module]
+) -> tuple[set[fx.Node], set[fx.Node]]:
+    """The layers that a layer's input is computed from element by element, and what does so; no layers where it is
+    computed otherwise."""
+    sources: set[fx.Node] = set()
+    between: set[fx.Node] = set()
+    waiting = [*node.all_input_nodes]
+    while waiting:
+        one = waiting.pop()
+        if one in linear:
+            sources.add(one)
+        elif one in between:
+            continue
+        elif isinstance(called.get(one), (nn.Identity, *_ACTIVATIONS)) or one.target in _FUNCTIONS | _METHODS:
+            between.add(one)
+            waiting += one.all_input_nodes
+        else:
+            return set(), set()
+    return sources, between
 
 
 def _within(module: nn.Module) -> Iterator[FeedForward]:
