@@ -74,7 +74,7 @@ class Parallel(Technique):
         if self.effective is not None and self.kind == "none":
             raise ValueError("effective: one process has the whole batch. Leave it out, or use kind: ddp.")
         if self.effective is not None and self.kind == "tensor":
-            raise ValueError("effective: with kind tensor each process has all samples. Leave it out, or use kind: ddp.")
+            raise ValueError("effective: kind tensor gives each process all samples. Leave it out, or use kind: ddp.")
         if self.kind != "ddp" and self.comm_hook != "allreduce":
             raise ValueError(f"comm_hook: kind {self.kind} has none. Leave it out, or use kind: ddp.")
         if self.kind != "fsdp" and not self.reshard:
@@ -289,6 +289,6 @@ def _no_parts(settings: Settings) -> str | None:
         return "tensor leaves some parameters whole, which grouped kernels do not take with parts: use for_loop"
     if any(one.scales_loss for one in settings.techniques()):
         return "tensor was not tried with a loss scaler: use bf16"
-    tried = (Stage.MODEL, Stage.CHECKPOINTING, Stage.PRECISION, Stage.SHARD, Stage.OPTIMIZER, Stage.LOADER, Stage.PROCESS)
-    other = next((one for one in settings.chosen() if one.stage not in tried), None)
+    untried = (Stage.PRUNING, Stage.LOW_RANK, Stage.LAYERS, Stage.TILES, Stage.DEVICE, Stage.COMPILE)
+    other = next((one for one in settings.chosen() if one.stage in untried), None)
     return f"tensor was not tried with {other.name}: use one of the two" if other is not None else None

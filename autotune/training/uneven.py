@@ -1,14 +1,16 @@
-"""Unequal shares of one optimizer step for ranks on unlike devices, which they check with each other first."""
+"""What ranks train on, which they check with each other first: unequal shares of one optimizer step on unlike devices,
+or all the same samples."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import PlanError
+from ..errors import PlanError, TaskError
 from ..ranks import ALONE, Ranks, gathered
 from ..techniques.batch import Batch
 from ..techniques.parallel import Parallel
@@ -61,6 +63,25 @@ def with_shares(ranks: Ranks, parallel: Parallel, batch: Batch, model: nn.Module
             stacklevel=3,
         )
     return ranks._replace(shares=batches)
+
+
+def check_alike(loss: Tensor) -> None:
+    """Check that ranks that are to see the same samples have one loss; every rank has to come here.
+
+    Args:
+        loss: this rank's, of a micro-batch.
+
+    Raises:
+        TaskError: they differ by more than rounding.
+    """
+    found = [float(one) for one in gathered(loss.item())]
+    if all(math.isclose(one, found[0], rel_tol=1e-5) or math.isnan(one) for one in found):
+        return
+    raise TaskError(
+        "settings.parallel.kind: with tensor all processes train on the same samples, but their losses of the first "
+        f"micro-batch are {', '.join(f'{one:.6g}' for one in found)}. Let the dataset, its sampler and its workers "
+        "give the same in each: nothing by rank, nothing random but by the seed of apply; or use ddp or fsdp."
+    )
 
 
 def _collective(parallel: Parallel, model: nn.Module) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conformance import trace
-from gloo_pair import told_by_two
+from gloo_pair import told_by
 from integration_models import task_of
 
 from autotune.errors import PlanError
@@ -23,7 +23,7 @@ ALONE = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update={"pa
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
     """What each rank says of each framework, and what both printed."""
-    found, printed = told_by_two(ranks_job.__file__, tmp_path_factory.mktemp("ranks"))
+    found, printed = told_by(ranks_job.__file__, tmp_path_factory.mktemp("ranks"))
     said = [line for line in printed.splitlines() if line.startswith("autotune: applied by")]
     return [{**one, "said": said} for one in found]
 

@@ -149,7 +149,7 @@ def _check_heads(config: Any, processes: int) -> None:
         number = getattr(config, name, None)
         if isinstance(number, int) and number % processes:
             raise PlanError(
-                f"settings.parallel.processes: {processes} processes cannot share {number} heads ({name}) in equal "
+                f"settings.parallel.processes: {processes} processes cannot share {name} = {number} in equal "
                 "parts. Use a number that divides them, or ddp or fsdp."
             )
 
