@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 import autotune
 from autotune.errors import PlanError, TaskError
+from autotune.measure.steps import Steps
 from autotune.plan import Plan
 from autotune.ranks import world_size
 from autotune.techniques import Settings
@@ -158,6 +159,14 @@ def resumed() -> list[list[float]]:
     return [flat(one.model).tolist() for one in (first, second)]
 
 
+def counted_once() -> int:
+    """Samples of an optimizer step, by which speed is measured."""
+    plan = Plan(settings=Settings(batch=BATCH, parallel=tensor()))
+    steps = Steps(autotune.apply(plan, task(Net), seed=5))
+    steps.feed.open()
+    return steps.step().num_samples
+
+
 def refusals(rank: int) -> dict[str, str]:
     """What each rank says of what it cannot have."""
     plan = Plan(settings=Settings(batch=BATCH, parallel=tensor()))
@@ -199,7 +208,7 @@ def found_by(rank: int) -> dict[str, Any]:
     size = world_size()
     found: dict[str, Any] = {"trained": {name: trained(name, tensor(size)) for name in CASES}}
     if size == 2:
-        found |= {"resumed": resumed(), "refusals": refusals(rank)}
+        found |= {"resumed": resumed(), "refusals": refusals(rank), "counted once": counted_once()}
     return found
 
 
@@ -232,6 +241,11 @@ def test_four_processes_train_what_one_does(tmp_path):
 def test_a_training_goes_on_from_the_middle_of_a_step(pair):
     for one in pair:
         assert one["resumed"][0] == one["resumed"][1]
+
+
+@pytest.mark.slow
+def test_samples_that_all_processes_see_are_counted_once(pair):
+    assert [one["counted once"] for one in pair] == [11, 11]
 
 
 REFUSED = {

@@ -44,6 +44,7 @@ def compute_loss(model, batch):
         {what}
     return nn.functional.mse_loss(model(batch[0]), batch[1])
 """
+TENSOR = Parallel(kind="tensor", processes=2)
 DDP = Settings(batch=Batch(micro=4, accumulate=2), parallel=Parallel(kind="ddp", processes=2))
 
 
@@ -73,6 +74,18 @@ def test_a_trial_in_two_processes_is_measured_as_one(local_executor, tmp_path, f
     assert both.measurement.num_steps >= both.measurement.num_windows
     assert both.measurement.samples_per_s.value > 0
     assert len(set((tmp_path / "task.py.pids").read_text().split())) == 3
+
+
+@pytest.mark.slow
+@needs_two
+def test_a_trial_of_split_layers_has_the_losses_of_one_process(local_executor, tmp_path):
+    """Each process computes on every sample: one micro-batch is enough for two of them."""
+    whole, split = Settings(batch=Batch(micro=8)), Settings(batch=Batch(micro=8), parallel=TENSOR)
+    alone, both = (run(local_executor, tmp_path, settings=one) for one in (whole, split))
+    assert isinstance(alone, Measured), alone
+    assert isinstance(both, Measured), both
+    assert both.measurement.parity.losses == pytest.approx(alone.measurement.parity.losses, rel=1e-4)
+    assert len(both.measurement.bytes_by_rank) == 2
 
 
 ENDINGS = {
