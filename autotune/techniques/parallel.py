@@ -246,7 +246,7 @@ class Parallel(Technique):
     ) -> torch.optim.Optimizer:
         """One parameter at a time for ``tensor``: torch's grouped kernels do not take parts and wholes together."""
         if self.kind == "tensor":
-            flags = {name: False for name in ("foreach", "fused") if name in optimizer.defaults}
+            flags: dict[str, Any] = {name: False for name in ("foreach", "fused") if name in optimizer.defaults}
             for group in (optimizer.defaults, *optimizer.param_groups):
                 group.update(flags)
         return optimizer

@@ -71,7 +71,7 @@ def apply(
 
     Raises:
         PlanError: the plan is for another model or number of processes, or asks for what this model or device cannot
-            do; or ``strict`` finds a difference.
+            do; or the optimizer was built of parameters that it replaces; or ``strict`` finds a difference.
         TaskError: the task's pieces do not fit together.
     """
     if not isinstance(plan, Plan):
@@ -103,8 +103,10 @@ def apply(
         check_can_halve(settings, model, world_size())
 
     run = on_two_samples(dataset, task.collate or default_collate, task.compute_loss)
+    before = {id(parameter) for parameter in model.parameters()}
     model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
     optimizer = apply_to_optimizer(in_force, task.make_optimizer(within(model)), max_grad_norm=task.max_grad_norm)
+    _check_optimizer(optimizer, before - {id(parameter) for parameter in model.parameters()})
     num_samples = settings.parallel.effective or batch.num_samples
     _warn_of_batch(task, dataset, num_samples, stated=settings.batch is not None and not in_pieces)
     spec = apply_to_loader(in_force, dataset, collate=task.collate, options=task.loader_options, device=device)
@@ -164,6 +166,22 @@ def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0, rank
             "Return a sampler over the whole dataset, the same in every process."
         )
     return Loader(spec, batch, Alike(sampler, seed) if ranks.size > 1 else sampler, ranks)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, replaced: set[int]) -> None:
+    """
+    Args:
+        optimizer: of the task.
+        replaced: ``id`` of each parameter that the model no longer has.
+
+    Raises:
+        PlanError: it would step one of these, which nothing trains.
+    """
+    if any(id(parameter) in replaced for group in optimizer.param_groups for parameter in group["params"]):
+        raise PlanError(
+            "settings: the plan gives the model other parameters than those that the optimizer was built with. Give "
+            "apply a function that builds it: optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)."
+        )
 
 
 def _lengths(task: Task, spec: LoaderSpec) -> list[int]:

@@ -50,7 +50,7 @@ def check_can_halve(settings: Settings, model: nn.Module, num_ranks: int) -> Non
             "and not by parallel's comm_hook. Leave one of the two out."
         )
     kind = settings.parallel.kind
-    waits = kind if kind in ("fsdp", "tensor") else None
+    waits: str | None = kind if kind in ("fsdp", "tensor") else None
     if waits is None and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         waits = "SyncBatchNorm"
     if num_ranks > 1 and waits is not None:

@@ -178,6 +178,13 @@ def refusals(rank: int) -> dict[str, str]:
         training = autotune.apply(plan, task(Net, build_dataset=lambda: samples()[rank:]))
         training.step(next(iter(training.loader)))
 
+    def built(kind: str) -> Callable[[], Any]:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        shared = Plan(settings=Settings(batch=Batch(micro=4, accumulate=2), parallel=Parallel(kind=kind, processes=2)))
+        pieces = {"model": model, "dataset": samples(), "loss": counted, "optimizer": optimizer}
+        return lambda: autotune.apply(shared, **pieces)
+
     def twice() -> None:
         training = autotune.apply(plan, task(Net))
         autotune.apply_to_model(Plan(settings=Settings()), training.model)
@@ -190,6 +197,8 @@ def refusals(rank: int) -> dict[str, str]:
         "styles": apply(lambda: MixtralForCausalLM(MixtralConfig(**SIZES, **HEADS, num_local_experts=2))),
         "samples": of_its_own,
         "twice": twice,
+        "optimizer": built("tensor"),
+        "optimizer of shards": built("fsdp"),
     }
     return {name: _said(act) for name, act in tried.items()}
 
@@ -256,6 +265,8 @@ REFUSED = {
     "styles": r"plan of MixtralForCausalLM splits .*experts.* as \w+, which torch's",
     "samples": "all processes train on the same samples, but their losses of the first micro-batch are",
     "twice": "the model is split already",
+    "optimizer": "other parameters than those that the optimizer was built with",
+    "optimizer of shards": "other parameters than those that the optimizer was built with",
 }
 
 

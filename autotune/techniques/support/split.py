@@ -24,7 +24,7 @@ class _Partial(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for parameter in module.parameters():
             if parameter.requires_grad:
-                parameter.register_hook(_added_up)
+                parameter.register_hook(_added_up)  # type: ignore[no-untyped-call]
         return module
 
 
