@@ -211,7 +211,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "rows": [apart],
             "kept_state": [apart, saved, stores],
             "saved_state": [stores],
-            "parallel": ["autotune.techniques.support.replica"],
+            "parallel": [f"autotune.techniques.support.{one}" for one in ("replica", "split")],
             "precision": ["autotune.techniques.support.tf32"],
         }
         assert ours <= allowed.union(own.get(path.stem, ())), path.name
