@@ -23,8 +23,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 class Parallel(Technique):
-    """Data parallelism: torch's ``DistributedDataParallel``, or ``fully_shard`` (FSDP2); or tensor parallelism: its
-    ``parallelize_module``.
+    """Data parallelism (torch's ``DistributedDataParallel`` or ``fully_shard``), or tensor parallelism.
 
     The processes take the micro-batches of an optimizer step in turn, so that ``batch`` says the same with and without:
     ``accumulate`` counts the forward passes of all of them. With ``tensor`` each of them makes every pass.

@@ -12,6 +12,7 @@ from ..data.positions import Position
 from ..errors import TaskError
 from ..ranks import summed
 from .halving import Halving
+from .uneven import check_alike
 
 Count = float | Tensor
 """What a mean loss is over: samples, or the count that came with the loss, on its device."""
@@ -25,12 +26,15 @@ class Gradients:
     multiplied by their number.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, loader: Loader, halving: Halving) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, loader: Loader, halving: Halving, are_alike: bool = False
+    ) -> None:
         """
         Args:
             optimizer: of the parameters.
             loader: of the micro-batches.
             halving: how many forward passes one micro-batch of the loader takes.
+            are_alike: whether all ranks are to have the same losses, which the first is looked at for.
         """
         self.num_added = 0
         """Micro-batches that are in the gradients, or are about to be."""
@@ -39,6 +43,7 @@ class Gradients:
         self._optimizer, self._loader, self._ranks, self._halving = optimizer, loader, loader.ranks, halving
         self._weight: Count = 0.0
         self._expected: Count = 0.0
+        self._is_to_check = are_alike
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -71,7 +76,13 @@ class Gradients:
             count: None, or what the loss is a sum over.
             position: of the micro-batch.
             in_step: whether ranks make this pass at the same time, so that they can exchange numbers within it.
+
+        Raises:
+            TaskError: ranks that see the same samples have other losses.
         """
+        if self._is_to_check:
+            check_alike(loss)
+            self._is_to_check = False
         counts = count is not None
         weight: Count = _scalar(count) if counts else float(position.num_samples)
         if not self.num_added:

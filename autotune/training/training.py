@@ -24,7 +24,6 @@ from .guard import Guard
 from .halving import CALM_STEPS, Halving
 from .resume import check_state
 from .together import Together
-from .uneven import check_alike
 
 _OF_A_COPY = (
     " The plan makes another model of the job's: a copy that was made before autotune.apply, such as a weight average "
@@ -100,9 +99,7 @@ class Training:
         self._done: Position | None = None
         self._guard = Guard(optimizer)
         self._halving = Halving(loader.batch, halve_when_out_of_memory, self._together, calm_steps)
-        self._gradients = Gradients(optimizer, loader, self._halving)
-        self._are_alike = settings.parallel.kind != "tensor"
-        """Whether nothing is left to check of what other ranks train on."""
+        self._gradients = Gradients(optimizer, loader, self._halving, settings.parallel.kind == "tensor")
         self._lends_gradients = any(technique.lends_gradients for technique in settings.techniques())
         self._own = within(model)
         self._advice = _OF_A_COPY if settings.affect("function") else ""
@@ -262,9 +259,6 @@ class Training:
     def _add(self, loss: Any, position: Position | None) -> Count:
         """Backward of the micro-batch's share of its optimizer step; returns what its mean is over."""
         value, count = read_loss(loss)
-        if not self._are_alike:
-            check_alike(value)
-            self._are_alike = True
         gradients = self._gradients
         if gradients.is_whole:
             raise TaskError(self._guard.not_taken())
