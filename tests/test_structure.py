@@ -203,6 +203,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "frozen_weight": [codes],
             "weight_codes": [stores],
             "tiles": [recomputed, "autotune.techniques.support.feed_forward"],
+            "split": ["autotune.techniques.support.feed_forward"],
             "offload": ["autotune.techniques.support.saved_to_disk"],
             "optimizer_state": [kept, saved],
             "optimizer_step": [kept],

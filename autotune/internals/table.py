@@ -125,6 +125,11 @@ FEATURES: tuple[Feature, ...] = (
         "torch.utils._pytree.tree_leaves",
         "torch.utils._pytree.tree_map",
     ),
+    Feature(
+        "models' own plans of tensor parallelism",
+        "`parallel: {kind: tensor}` splits the linear layers of feed-forward parts alone",
+        ("transformers.modeling_utils.PreTrainedModel.init_parallel_plans:_tp_plan",),
+    ),
     _of_techniques("cut convolutions", "torch.nn.modules.conv._ConvNd"),
     Feature(
         "trials",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
@@ -18,17 +18,8 @@ from ...errors import PlanError
 from .feed_forward import find_pairs
 
 
-class _Partial(ParallelStyle):
-    """A module that is whole in each process and works on its own heads, so that gradients add up."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(_added_up)  # type: ignore[no-untyped-call]
-        return module
-
-
 def _added_up(gradient: Tensor) -> Tensor:
+    """Of a module that is whole in each process and works on its own heads."""
     total = gradient.clone()
     dist.all_reduce(total)
     return total
@@ -41,7 +32,6 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
-    _PARTIAL: _Partial,
 }
 """By transformers' names (its distributed/tensor_parallel.py)."""
 _BY_ITSELF = ("colwise_gather_output", "embedding_rowwise")
@@ -69,7 +59,11 @@ def split(model: nn.Module, processes: int) -> None:
             "of them. Use ddp or fsdp."
         )
     mesh = init_device_mesh(next(p.device.type for p in model.parameters()), (processes,))
-    parallelize_module(model, mesh, {name: _STYLES[style]() for name, style in styles.items()})
+    parallelize_module(model, mesh, {name: _STYLES[style]() for name, style in styles.items() if style != _PARTIAL})
+    for name in (name for name, style in styles.items() if style == _PARTIAL):
+        for parameter in model.get_submodule(name).parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(_added_up)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for whole in (*model.parameters(), *model.buffers()):
             if not isinstance(whole, DTensor):
@@ -131,7 +125,7 @@ def _rules(planned: Any) -> dict[str, str]:
     found = {name: style for name, style in styles.items() if style != "replicate"}
     for name, style in found.items():
         is_layer = style == _PARTIAL or isinstance(named[name], nn.Linear | nn.Embedding)
-        if style not in _STYLES or not is_layer:
+        if style not in (*_STYLES, _PARTIAL) or not is_layer:
             raise PlanError(
                 f"settings.parallel: the plan of {type(planned).__name__} splits {name} ({type(named[name]).__name__}) "
                 f"as {style}, which torch's parallelize_module does not do. Use ddp or fsdp."
@@ -163,9 +157,6 @@ def _divides(module: nn.Module, style: str, processes: int) -> bool:
 
 def _tied(model: nn.Module) -> set[nn.Module]:
     """Modules that share a parameter with another, which would no longer be one."""
-    owners = Counter(one for module in model.modules() for one in module._parameters.values() if one is not None)
-    return {
-        module
-        for module in model.modules()
-        if any(one is not None and owners[one] > 1 for one in module._parameters.values())
-    }
+    own = {module: [*module.parameters(recurse=False)] for module in model.modules()}
+    owners = Counter(one for row in own.values() for one in row)
+    return {module for module, row in own.items() if any(owners[one] > 1 for one in row)}
