@@ -29,6 +29,7 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.techniques.models.pruning import Pruning
+from autotune.techniques.offload import Offload
 from autotune.techniques.optimizers.optimizer import Optimizer
 from autotune.techniques.precision import Precision
 from autotune.testing.facts import BARE
@@ -221,14 +222,16 @@ def test_each_choice_in_the_step_is_asked_for_once_and_the_job_alone_is_timed():
     found = ask(executor, trace=Path("/t.json"))
     asked = [change.technique for change in found.changes]
     assert asked == [
-        *Layers.choices(facts)[1:], *Checkpointing.choices(facts)[1:], Optimizer(kind="foreach")
+        *Layers.choices(facts)[1:], *Checkpointing.choices(facts)[1:], Offload(kind="activations"),
+        Optimizer(kind="foreach"),
     ]  # fmt: skip
     _, base, *others = executor.requests
     assert base.plan.settings == SETTINGS
     assert (base.options.trace, base.options.num_timed_steps) == ("/t.json", 5)
     assert {(one.options.trace, one.options.num_timed_steps) for one in others} == {(None, 0)}
-    assert [one.plan.settings.checkpointing for one in others][-2:] == [
+    assert [one.plan.settings.checkpointing for one in others][-3:] == [
         *Checkpointing.choices(facts)[2:],
+        Checkpointing(),
         Checkpointing(),
     ]
 
@@ -237,8 +240,12 @@ def test_what_an_interruption_left_out_is_named():
     facts = BARE.model_copy(update={"num_blocks": 1})
     found = ask(Answers(facts, Profiled(profile=profile_of(blocks([MIB]))), Crashed(message="SIGSEGV"), STOPPED))
     assert [change.outcome.kind for change in found.changes] == ["crashed"]
-    assert found.not_measured == (*Layers.choices(facts)[2:], Checkpointing(kind="blocks"))
-    words = "memory-saving layers with 8-bit derivatives, checkpoint all 1 blocks: interrupted"
+    assert found.not_measured == (
+        *Layers.choices(facts)[2:],
+        Checkpointing(kind="blocks"),
+        Offload(kind="activations"),
+    )
+    words = "memory-saving layers with 8-bit derivatives, checkpoint all 1 blocks, activations on disk: interrupted"
     assert list(changes(found))[-1] == ("not measured", words)
 
 

@@ -293,7 +293,7 @@ def test_what_it_is_not_for_is_refused():
     ):
         with pytest.raises(PlanError, match=f"optimizer_state.kind: 8bit: .*{reason}.* Use kind: default"):
             autotune.apply_to_optimizer(plan("8bit"), optimizer)
-    with pytest.raises(PlanError, match="fsdp shares out"):
+    with pytest.raises(PlanError, match="fsdp and tensor share out"):
         Plan.from_yaml(
             "schema: autotune/plan@1\nsettings: {optimizer_state: {kind: 8bit}, parallel: {kind: fsdp, processes: 2}}\n"
         )
