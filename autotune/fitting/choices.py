@@ -12,7 +12,7 @@ from ..estimates import Cheapest, CheapestOptions
 from ..plan import Budget
 from ..search_spaces import SearchSpace
 from ..techniques import TECHNIQUES, Facts, Settings, Stage, Technique
-from ..techniques.allocator import Allocator
+from ..techniques.allocator import INSTALLATION, Allocator
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
 from ..units import MIB, ceil_mib, format_bytes, size
@@ -61,7 +61,13 @@ def combinations_of(
                 f"fit: techniques: it changes a model and its optimizer, and not what is computed or fed to it, but "
                 f"got {name}. Use some of: {', '.join(one for one in TECHNIQUES if is_of_step(TECHNIQUES[one]))}."
             )
-    here = tuple(one for one in facts.allocators if one == "mmap")  # a process that runs has its library
+    preloaded = [one for one in _listed(rows.get(Allocator.name)) if one in INSTALLATION]
+    if preloaded:
+        raise SpaceError(
+            f"fit: techniques: allocator: {preloaded[0]} is preloaded before a process starts, and this one runs. Use "
+            "mmap, or `autotune search`."
+        )
+    here = tuple(one for one in facts.allocators if one == "mmap")
     choices = SearchSpace.of(rows, "fit: techniques").choices(facts.model_copy(update={"allocators": here}))
     found = []
     for name, row in choices.items():
@@ -79,6 +85,11 @@ def combinations_of(
     )
     combinations, free = goes
     return combinations, free[1:]
+
+
+def _listed(row: Any) -> list[str]:
+    """Kinds that a row of a space lists."""
+    return [str(one.get("kind")) for one in row if isinstance(one, Mapping)] if isinstance(row, list | tuple) else []
 
 
 def _everywhere(one: Technique) -> Settings:

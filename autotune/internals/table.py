@@ -118,6 +118,7 @@ FEATURES: tuple[Feature, ...] = (
     _of_techniques(
         "frozen weights",
         "torch.Tensor._make_wrapper_subclass",
+        "torch._assert_async",
         "torch._C.DisableTorchFunctionSubclass",
         "torch._ops.OpOverload.__init__:_schema",
         "torch.nn.Module.register_state_dict_post_hook:_state_dict_hooks",

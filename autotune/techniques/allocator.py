@@ -119,39 +119,69 @@ class Allocator(Technique):
         return f"the plan was measured with {self.kind} preloaded, which this process is not"
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
-        """``mmap``: set glibc's thresholds, for the rest of the process. What is free on the heap by then is still
-        taken first.
+        """``mmap``: set glibc's thresholds, for the whole process. What is free on the heap by then is still taken
+        first.
 
         Raises:
             PlanError: ``malloc`` is not glibc's here.
 
         Source: mallopt(3), M_MMAP_THRESHOLD: once it is set, it no longer grows with what is unmapped.
         """
-        if self.kind == "mmap" and not map_large():
-            raise PlanError(f"settings.allocator.kind: mmap: {_NOT_GLIBC}. Use kind: system.")
+        if self.kind == "mmap":
+            if not _is_glibc():
+                raise PlanError(f"settings.allocator.kind: mmap: {_NOT_GLIBC}. Use kind: system.")
+            _mapping.plan()
+        return model
+
+    def undo(self, model: nn.Module) -> nn.Module:
+        """glibc's threshold is the largest that it comes to by itself."""
+        _mapping.undo()
         return model
 
 
-def map_large(threshold: int = MMAP_THRESHOLD) -> bool:
-    """Have glibc map what takes a threshold of bytes or more, give back what is free on the heap, and say whether it is
-    glibc: what is free there is taken before anything is mapped."""
-    if _is_glibc():
+class _Mapping:
+    """From how many bytes on glibc maps, as far as it was set here: for the whole process."""
+
+    def __init__(self) -> None:
+        self.is_planned = False
+
+    def set(self, threshold: int) -> None:
+        """Set it, and give back what is free on the heap: that is taken before anything is mapped."""
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, threshold)
         library.mallopt(_M_TRIM_THRESHOLD, 2 * threshold)
         library.malloc_trim(0)
-    return _is_glibc()
+
+    def plan(self) -> None:
+        """For a plan, until another is applied."""
+        self.set(MMAP_THRESHOLD)
+        self.is_planned = True
+
+    def undo(self) -> None:
+        """As it comes to be by itself, where a plan has set it."""
+        if self.is_planned:
+            self.set(_GROWN_THRESHOLD)
+            self.is_planned = False
+
+
+_mapping = _Mapping()
 
 
 @contextmanager
 def heap_kept_small() -> Iterator[None]:
     """Whatever is large and made within is not on glibc's heap, where it would leave holes that what a job allocates
-    later is laid into. Behind it, the threshold is the largest that glibc comes to by itself."""
-    map_large()
+    later is laid into. Plans that are applied within set nothing for good. Not where the user has set a threshold."""
+    own = os.environ.get("MALLOC_MMAP_THRESHOLD_") or "mmap_threshold" in os.environ.get("GLIBC_TUNABLES", "")
+    if own or not _is_glibc():
+        yield
+        return
+    was_planned, _mapping.is_planned = _mapping.is_planned, False
+    _mapping.set(MMAP_THRESHOLD)
     try:
         yield
     finally:
-        map_large(_GROWN_THRESHOLD)
+        _mapping.set(MMAP_THRESHOLD if was_planned else _GROWN_THRESHOLD)
+        _mapping.is_planned = was_planned
 
 
 def installed_allocators() -> tuple[str, ...]:
@@ -164,7 +194,7 @@ def installed_allocators() -> tuple[str, ...]:
 def _is_glibc() -> bool:
     """Whether ``malloc`` is glibc's, and none that is preloaded."""
     is_there = sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
-    return is_there and not _malloc_library().startswith(tuple(f"lib{kind}" for kind in _LIBRARIES))
+    return is_there and (_malloc_library() or "libc.so").startswith(("libc.", "libc-"))
 
 
 def _find(kind: str) -> str | None:

@@ -127,5 +127,5 @@ class Offload(Technique):
         disk = Disk()
         for number in self.numbers(len(blocks)):
             block = blocks[number]
-            block.forward = functools.partial(offloaded, block.forward, disk, model)
+            block.forward = functools.partial(offloaded, block.forward, disk, block)
         return model

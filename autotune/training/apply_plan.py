@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -103,10 +104,10 @@ def apply(
         check_can_halve(settings, model, world_size())
 
     run = on_two_samples(dataset, task.collate or default_collate, task.compute_loss)
-    before = {id(parameter) for parameter in model.parameters()}
+    before = [weakref.ref(parameter) for parameter in model.parameters()]
     model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
     optimizer = apply_to_optimizer(in_force, task.make_optimizer(within(model)), max_grad_norm=task.max_grad_norm)
-    _check_optimizer(optimizer, before - {id(parameter) for parameter in model.parameters()})
+    _check_optimizer(optimizer, model, before)
     num_samples = settings.parallel.effective or batch.num_samples
     _warn_of_batch(task, dataset, num_samples, stated=settings.batch is not None and not in_pieces)
     spec = apply_to_loader(in_force, dataset, collate=task.collate, options=task.loader_options, device=device)
@@ -168,15 +169,20 @@ def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0, rank
     return Loader(spec, batch, Alike(sampler, seed) if ranks.size > 1 else sampler, ranks)
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, replaced: set[int]) -> None:
+def _check_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, before: Sequence[weakref.ref[nn.Parameter]]
+) -> None:
     """
     Args:
         optimizer: of the task.
-        replaced: ``id`` of each parameter that the model no longer has.
+        model: with the plan.
+        before: the parameters that it had without.
 
     Raises:
-        PlanError: it would step one of these, which nothing trains.
+        PlanError: the optimizer would step one that the model no longer has, which nothing trains.
     """
+    replaced = {id(one) for one in (ref() for ref in before) if one is not None}
+    replaced -= {id(parameter) for parameter in model.parameters()}
     if any(id(parameter) in replaced for group in optimizer.param_groups for parameter in group["params"]):
         raise PlanError(
             "settings: the plan gives the model other parameters than those that the optimizer was built with. Give "

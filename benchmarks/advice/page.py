@@ -19,15 +19,28 @@ _WEIGHTS = {"csr": "CSR, 90 % zeros", "bsr": "BSR, 90 % zeros", "int8": "8 bits 
 
 
 def verdict(rows: list[Row]) -> str:
-    """In words, by the medians over models."""
+    """In words: of the peak at the median of models; of time where most models' rounds are all slower, or all faster,
+    and no model's are all the other."""
     peak, time = (statistics.median(row[key] for row in rows) for key in ("peak_ratio", "time_ratio"))
+    num_slower, num_faster = (sum(of(row["time_spread"]) for row in rows) for of in (_is_slower, _is_faster))
     saves, takes = peak < 1 - _PEAK, peak > 1 + _PEAK
-    faster, slower = time < 1 - _TIME, time > 1 + _TIME
+    slower, faster = (2 * number > len(rows) for number in (num_slower, num_faster))
+    if num_slower and num_faster:
+        return "less memory, time depends" if saves else "depends"
+    slower, faster = slower and time > 1 + _TIME, faster and time < 1 - _TIME
     if saves:
         return "costs time" if slower else "helps"
     if takes:
         return "costs memory" if faster else "worse"
     return "faster" if faster else "worse" if slower else "no effect"
+
+
+def _is_slower(spread: list[float]) -> bool:
+    return spread[0] > 1
+
+
+def _is_faster(spread: list[float]) -> bool:
+    return spread[1] < 1
 
 
 def _steps() -> Made:

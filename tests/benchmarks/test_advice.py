@@ -77,6 +77,14 @@ def test_a_peak_has_what_was_left_before_and_not_what_was_freed_before():
         (1.02, 0.98, "no effect"),
     ],
 )
-def test_a_verdict_is_of_the_medians(peak: float, time: float, word: str):
-    others = [(0.1, 0.1), (9.0, 9.0)]
-    assert verdict([{"peak_ratio": p, "time_ratio": t} for p, t in [*others, (peak, time)]]) == word
+def test_a_verdict_is_of_the_median_peak_and_of_what_most_rounds_took(peak: float, time: float, word: str):
+    """Where the third job's rounds say nothing of time."""
+    rounds = {"time_ratio": time, "time_spread": [time - 0.05, time + 0.05]}
+    jobs = [(0.1, rounds), (peak, rounds), (9.0, {"time_ratio": time, "time_spread": [0.5, 1.5]})]
+    assert verdict([{"peak_ratio": one, **row} for one, row in jobs]) == word
+
+
+@pytest.mark.parametrize(("peak", "word"), [(0.8, "less memory, time depends"), (1.0, "depends")])
+def test_where_jobs_disagree_it_depends(peak: float, word: str):
+    spreads = ([0.81, 0.84], [1.07, 1.16], [0.99, 1.0])
+    assert verdict([{"peak_ratio": peak, "time_ratio": sum(s) / 2, "time_spread": s} for s in spreads]) == word

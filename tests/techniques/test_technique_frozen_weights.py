@@ -33,6 +33,7 @@ from autotune.techniques.frozen_weights import FrozenWeights
 from autotune.techniques.layers import Layers
 from autotune.techniques.parallel import Parallel
 from autotune.techniques.precision import Precision
+from autotune.techniques.support.bits.freezing import freeze
 from autotune.techniques.support.bits.frozen_weight import FrozenWeight
 from autotune.techniques.tiles import Tiles
 from autotune.testing.facts import facts_of
@@ -263,13 +264,64 @@ def test_what_is_written_into_a_weight_is_kept():
     weight = of(stock_of())[0].base.weight
     with torch.no_grad():
         weight[3] = 0
-        weight.mul_(2)
+        weight.copy_(weight * 2)
     assert weight[3].abs().sum() == 0
     mean = weight.abs().mean()
     weight.data = weight.data / 2
     torch.testing.assert_close(weight.abs().mean(), mean / 2, rtol=0.01, atol=0)
     with pytest.raises(PlanError, match="were to take its place"):
         weight.data = torch.zeros(2, 2)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda weight: weight.mul_(0.996).add_(torch.ones(()), alpha=0.004),
+        lambda weight: torch._foreach_lerp_([weight], [torch.zeros_like(weight.numbers())], 0.01),
+    ],
+)
+def test_a_moving_average_is_refused(update):
+    """Its small steps would be rounded away."""
+    weight = of(stock_of())[0].base.weight
+    before = weight.numbers()
+    with torch.no_grad(), pytest.raises(PlanError, match="updated in place, as by a moving average"):
+        update(weight)
+    assert torch.equal(weight.numbers(), before)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.data[3].zero_(),
+        lambda weight: weight[3].__setitem__(1, 0.0),
+        lambda weight: weight.view(-1).copy_(torch.zeros(weight.numel())),
+        lambda weight: weight[:3].t().fill_(1.0),
+        torch.nn.init.orthogonal_,
+    ],
+)
+def test_a_write_into_a_view_is_refused(write):
+    """It would be lost."""
+    weight = of(stock_of())[0].base.weight
+    with torch.no_grad(), pytest.raises(PlanError, match="a part of a weight that is kept as codes is written to"):
+        write(weight)
+
+
+def test_rows_that_are_not_there_are_refused():
+    table = nn.Embedding(50, 256).requires_grad_(False)
+    freeze(nn.ModuleList([table]), "8bit")
+    for wrong in (50, 1000, -1):
+        with pytest.raises(RuntimeError, match="rows 0 to 49 were expected"):
+            table(torch.tensor([0, wrong]))
+
+
+def test_it_is_read_in_inference_mode():
+    model = of(stock_of())
+    weight = model[0].base.weight
+    with torch.inference_mode():
+        read = torch.ones(2, weight.shape[0]) @ weight
+        state = model.state_dict()
+    torch.testing.assert_close(read, torch.ones(2, weight.shape[0]) @ weight)
+    assert all(type(one) is torch.Tensor for one in state.values())
 
 
 def test_it_goes_to_another_dtype_and_device():
@@ -328,9 +380,7 @@ def test_predicted_is_what_a_step_takes(setting):
 
 
 def test_it_is_refused_where_it_cannot_be():
-    with pytest.raises(
-        PlanError, match=r"settings\.frozen_weights\.kind: no weight .* Use kind: none|or use kind: none"
-    ):
+    with pytest.raises(PlanError, match=r"settings\.frozen_weights\.kind: no weight .* or use kind: none"):
         autotune.apply(Plan(settings=Settings(frozen_weights=EIGHT)), ZOO["mlp"])
     settings = Settings(frozen_weights=EIGHT)
     assert "frozen_weights: a compiled program" in (settings.having(Compile(kind="model")).conflict() or "")
@@ -359,7 +409,7 @@ def found_by(rank: int) -> list[Any]:
     model = of(stock_of())
     with torch.no_grad():
         for parameter in model.parameters() if rank else ():
-            parameter.mul_(0.5)
+            parameter.copy_(parameter * 0.5)
     parallel = DistributedDataParallel(model)
     parallel(torch.randn(SAMPLES, FEATURES)).square().mean().backward()
     gradients = [float(one.grad.norm()) for one in model.parameters() if one.requires_grad]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import multiprocessing
 import os
 import pickle
 import resource
@@ -18,6 +20,7 @@ from torch import nn
 import autotune
 from autotune.errors import PlanError, UserError
 from autotune.estimates.memory_model import fit_memory_model
+from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.techniques.checkpointing import Checkpointing
@@ -82,7 +85,7 @@ def test_room_in_the_file_is_used_again_and_nothing_of_it_has_a_name():
     model, before = model_of(offload=ON_DISK), set(os.listdir(tempfile.gettempdir()))
     for _ in range(3):
         gradients(model)
-    assert disk_of(model)._end == 3 * 3 * TENSOR_BYTES
+    assert disk_of(model)._file.end == 3 * 3 * TENSOR_BYTES
     assert set(os.listdir(tempfile.gettempdir())) <= before
 
 
@@ -94,14 +97,14 @@ def test_blocks_that_are_not_named_write_nothing():
 def test_of_a_recomputed_block_what_it_was_given_is_written():
     model = model_of(offload=ON_DISK, checkpointing=Checkpointing(kind="blocks"))
     gradients(model)
-    assert disk_of(model)._end == 3 * TENSOR_BYTES
+    assert disk_of(model)._file.end == 3 * TENSOR_BYTES
 
 
 def test_without_gradients_nothing_is_written():
     model = model_of(offload=ON_DISK)
     with torch.no_grad():
         model(torch.randn(SAMPLES, FEATURES))
-    assert disk_of(model)._end == 0
+    assert disk_of(model)._file is None
 
 
 class Parts(nn.Module):
@@ -123,7 +126,7 @@ def test_parts_of_one_tensor_are_written_once(number):
     model = autotune.apply_to_model(Plan(settings=Settings(offload=ON_DISK)), copy.deepcopy(stock))
     for ours, theirs in zip(gradients(model), gradients(stock), strict=True):
         torch.testing.assert_close(ours, theirs)
-    assert disk_of(model)._end == 2 * 3 * TENSOR_BYTES
+    assert disk_of(model)._file.end == 2 * 3 * TENSOR_BYTES
 
 
 def test_a_tensor_that_was_changed_since_is_another():
@@ -140,9 +143,103 @@ def test_a_copy_has_a_file_of_its_own_and_survives_a_pickle():
     model = model_of(offload=ON_DISK)
     other = copy.deepcopy(model)
     assert disk_of(other) is not disk_of(model)
-    assert vars(other[0])["forward"].args[2] is other
+    assert vars(other[0])["forward"].args[2] is other[0]
     for one in (other, pickle.loads(pickle.dumps(model))):
         assert all(map(torch.equal, gradients(one), gradients(model)))
+
+
+class Forked(nn.Module):
+    """Returns a small second output, of which no loss is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.router = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x).tanh()
+        return y, self.router(y).softmax(-1)
+
+
+def test_nothing_is_kept_of_what_backward_never_comes_to():
+    """Neither in memory nor in the file, where an output is not used, or no backward pass follows."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Forked(), Forked()])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for one in self.blocks:
+                x, _ = one(x)
+            return x
+
+    model = autotune.apply_to_model(Plan(settings=Settings(offload=ON_DISK)), Model())
+    disk: Disk = vars(model.blocks[0])["forward"].args[1]
+    gc.collect()
+    gc.disable()
+    try:
+        ends = []
+        for step in range(6):
+            loss = model(torch.randn(SAMPLES, FEATURES)).sum()
+            if step % 2:
+                loss.backward()
+            del loss
+            ends.append(disk._file.end)
+    finally:
+        gc.enable()
+    assert len(set(ends[1:])) == 1
+
+
+class Spectrum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        f = torch.fft.fft(self.linear(x))
+        return torch.fft.ifft(f * f.conj() * f.conj()).real * f.conj().imag
+
+
+class InPlace(nn.Module):
+    """Changes what the operation before it has saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).sigmoid()[:8].exp().mul_(2)
+
+
+def test_conjugated_and_negated_views_are_had_again():
+    stock = nn.Sequential(Spectrum(), Spectrum())
+    model = autotune.apply_to_model(Plan(settings=Settings(offload=ON_DISK)), copy.deepcopy(stock))
+    assert all(map(torch.equal, gradients(model), gradients(stock)))
+
+
+def test_what_stays_in_memory_and_was_changed_since_is_told_as_torch_tells_it():
+    """Eight rows are too small for the file."""
+    model = autotune.apply_to_model(Plan(settings=Settings(offload=ON_DISK)), nn.Sequential(InPlace(), nn.Identity()))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        model(torch.randn(SAMPLES, FEATURES)).sum().backward()
+
+
+def _in_child(model: nn.Module, wanted: list[torch.Tensor], answer: Any) -> None:
+    torch.set_num_threads(1)
+    answer.put(all(all(map(torch.equal, gradients(model), wanted)) for _ in range(20)))
+
+
+def test_a_process_that_was_forked_writes_to_a_file_of_its_own():
+    with one_thread():
+        model = model_of(offload=ON_DISK)
+        wanted = gradients(model)
+        fork = multiprocessing.get_context("fork")
+        answer = fork.SimpleQueue()
+        child = fork.Process(target=_in_child, args=(model, wanted, answer))
+        child.start()
+        assert all(all(map(torch.equal, gradients(model), wanted)) for _ in range(20))
+        child.join()
+    assert answer.get()
 
 
 def test_a_full_disk_is_told_in_words():

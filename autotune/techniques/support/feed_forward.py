@@ -43,8 +43,10 @@ def find_feed_forwards(model: nn.Module) -> list[FeedForward]:
 
 @dataclass(frozen=True)
 class Pair:
-    """Linear layers, ``wide``, whose outputs reach one layer, ``narrow``, alone, and that element by element."""
+    """Linear layers, ``wide``, whose outputs reach one layer, ``narrow``, alone, and that element by element, where
+    their ``part`` is called as a whole."""
 
+    part: nn.Module
     wide: tuple[nn.Linear, ...]
     narrow: nn.Linear
 
@@ -64,9 +66,10 @@ def _pairs(part: nn.Module) -> Iterator[Pair]:
     for node, narrow in linear.items():
         sources, between = _reached_from(node, linear, called)
         ends_here = all(user is node or user in between for one in sources | between for user in one.users)
-        if sources and ends_here and not sources & paired:
+        is_whole = all(linear[one].out_features == narrow.in_features for one in sources)  # none is repeated
+        if sources and ends_here and is_whole and not sources & paired:
             paired |= {*sources, node}
-            yield Pair(tuple(linear[one] for one in linear if one in sources), narrow)
+            yield Pair(part, tuple(linear[one] for one in linear if one in sources), narrow)
 
 
 def _reached_from(

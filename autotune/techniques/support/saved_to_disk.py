@@ -30,16 +30,16 @@ def is_offloaded(module: nn.Module) -> bool:
     return isinstance(forward, functools.partial) and forward.func is offloaded
 
 
-def offloaded(forward: Any, disk: Disk, model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+def offloaded(forward: Any, disk: Disk, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What a block's forward returns, of which what is saved for backward goes to a file.
 
-    Parameters and buffers stay where they are, and so does what is small. Where the block is recomputed, that is what
-    it was given.
+    Its parameters and buffers stay where they are, and so does what is small. Where the plan recomputes the block, what
+    is saved is what it was given.
 
     Args:
         forward: its own.
         disk: where to.
-        model: that the block is of.
+        block: whose it is.
         args: what it is given, as its caller gives it.
         kwargs: the same by name.
     """
@@ -48,22 +48,16 @@ def offloaded(forward: Any, disk: Disk, model: nn.Module, /, *args: Any, **kwarg
 
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    kept = {one.untyped_storage()._cdata for one in itertools.chain(model.parameters(), model.buffers())}
+    kept = {one.untyped_storage()._cdata for one in itertools.chain(block.parameters(), block.buffers())}
     with saved_tensors_hooks(disk.saving(kept), _unpacked):
         return forward(*args, **kwargs)
 
 
 class Disk:
-    """A file without a name, so that nothing is left of it whatever becomes of the process; room in it is used again.
-
-    A copy of a model has one of its own.
-    """
+    """Where blocks save: one file in each process. A copy of a model has another."""
 
     def __init__(self) -> None:
-        self._file: Any = None
-        self._free: dict[int, list[int]] = {}
-        """Places of each size."""
-        self._end = 0
+        self._file: _File | None = None
         self._known: dict[Any, weakref.ref[_Saved]] = {}
         """By storage and its version, what was written of it and is waited for."""
 
@@ -79,10 +73,12 @@ class Disk:
 
         def pack(tensor: Tensor) -> Any:
             num_bytes = tensor.numel() * tensor.element_size()
-            is_here = tensor.device.type == "cpu" and tensor.layout is _strided()
+            is_here = tensor.device.type == "cpu" and tensor.layout is _strided() and type(tensor) in _plain()
             if num_bytes < _LEAST_BYTES or not is_here or tensor.untyped_storage()._cdata in kept:
-                return tensor
-            if tensor.untyped_storage().nbytes() > _MOST_TIMES * num_bytes:
+                return _Here(tensor.detach(), tensor._version)
+            tensor = tensor.resolve_conj().resolve_neg()
+            room = tensor.untyped_storage().nbytes()
+            if room > _MOST_TIMES * num_bytes or room % tensor.element_size():
                 tensor = tensor.contiguous()
             return _View(self._saved(tensor), tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
 
@@ -98,30 +94,46 @@ class Disk:
         known = self._known.get(key)
         found = known() if known is not None else None
         if found is None:
-            found = _Fake(storage.nbytes()) if _is_fake(tensor) else _OnDisk(self, storage)
+            found = _Fake(storage.nbytes()) if _is_fake(tensor) else _OnDisk(self._own_file(), storage)
             self._known = {one: ref for one, ref in self._known.items() if ref() is not None}
             self._known[key] = weakref.ref(found)
         return found
+
+    def _own_file(self) -> _File:
+        """This process's: one that was forked shares its parent's, and both would write to one place."""
+        if self._file is None or self._file.pid != os.getpid():
+            self._file = _File()
+        return self._file
+
+
+class _File:
+    """It has no name, so that nothing is left of it whatever becomes of the process; room in it is used again."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.end = 0
+        self._file = _opened()
+        self._free: dict[int, list[int]] = {}
+        """Places of each size."""
 
     def write(self, content: memoryview) -> int:
         """The place of what is written.
 
         Raises:
-            UserError: the disk is full, or what there is in its place is memory.
+            UserError: the disk is full.
         """
-        if self._file is None:
-            self._file = _opened()
         free = self._free.get(len(content))
-        place = free.pop() if free else self._end
-        self._end = max(self._end, place + len(content))
+        place = free.pop() if free else self.end
+        self.end = max(self.end, place + len(content))
         done = 0
         try:
             while done < len(content):
                 done += os.pwrite(self._file.fileno(), content[done:], place + done)
         except OSError as error:
+            self.give_back(place, len(content))
             raise UserError(
-                f"settings.offload: what blocks save cannot be written to {tempfile.gettempdir()} after "
-                f"{format_bytes(self._end)}: {error.strerror}. Set TMPDIR to a folder on a disk with more room, or use "
+                f"settings.offload: what blocks save cannot be written to {tempfile.gettempdir()}, where it takes "
+                f"{format_bytes(self.end)}: {error.strerror}. Set TMPDIR to a folder on a disk with more room, or use "
                 "kind: none."
             ) from None
         return place
@@ -146,7 +158,8 @@ def _opened() -> Any:
     file = tempfile.TemporaryFile(prefix="autotune-offload-", buffering=0)  # noqa: SIM115 - as long as the model
     device = os.fstat(file.fileno()).st_dev
     ours = f"{os.major(device)}:{os.minor(device)}"
-    rows = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    mounts = Path("/proc/self/mountinfo")  # Linux's
+    rows = (line.split() for line in (mounts.read_text().splitlines() if mounts.exists() else ()))
     if any(row[2] == ours and row[row.index("-") + 1] == "tmpfs" for row in rows):
         file.close()
         raise UserError(
@@ -175,12 +188,12 @@ class _Saved:
 
 
 class _OnDisk(_Saved):
-    def __init__(self, disk: Disk, storage: torch.UntypedStorage) -> None:
+    def __init__(self, file: _File, storage: torch.UntypedStorage) -> None:
         super().__init__()
         self._num_bytes = storage.nbytes()
-        place = disk.write(_bytes_of(_of(storage)))
-        self._read_into = functools.partial(disk.read, place=place)
-        weakref.finalize(self, disk.give_back, place, self._num_bytes)
+        place = file.write(_bytes_of(_of(storage)))
+        self._read_into = functools.partial(file.read, place=place)
+        weakref.finalize(self, file.give_back, place, self._num_bytes)
 
     def _read(self) -> Tensor:
         import torch
@@ -216,8 +229,30 @@ class _View:
         return found.as_strided(self._size, self._stride, self._offset)
 
 
-def _unpacked(packed: Any) -> Tensor:
-    return packed.tensor() if isinstance(packed, _View) else packed
+class _Here:
+    """A saved tensor that stays. It is detached: one with the graph behind it would hold that for good where backward
+    never comes to it."""
+
+    def __init__(self, tensor: Tensor, version: int) -> None:
+        self._tensor, self._version = tensor, version
+
+    def tensor(self) -> Tensor:
+        """As it was.
+
+        Raises:
+            RuntimeError: it was changed since, as torch says it.
+        """
+        if self._tensor._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{tuple(self._tensor.shape)} is at version {self._tensor._version}; expected version {self._version} "
+                "instead."
+            )
+        return self._tensor
+
+
+def _unpacked(packed: _View | _Here) -> Tensor:
+    return packed.tensor()
 
 
 def _of(storage: torch.UntypedStorage) -> Tensor:
@@ -234,6 +269,15 @@ def _strided() -> torch.layout:
     import torch
 
     return torch.strided
+
+
+def _plain() -> tuple[type[Tensor], ...]:
+    """Classes of tensors that are their numbers."""
+    import torch
+
+    from ...internals.fake_tensors import FakeTensor
+
+    return torch.Tensor, torch.nn.Parameter, FakeTensor
 
 
 def _is_fake(tensor: Tensor) -> bool:

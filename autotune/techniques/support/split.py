@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.utils.hooks import RemovableHandle
 
 from ...errors import PlanError
-from .feed_forward import find_pairs
+from .feed_forward import Pair, find_pairs
 
 
 def _added_up(gradient: Tensor) -> Tensor:
@@ -36,6 +37,8 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
 """By transformers' names (its distributed/tensor_parallel.py)."""
 _BY_ITSELF = ("colwise_gather_output", "embedding_rowwise")
 """What is given, and gives, whole tensors: it may stay whole."""
+_ROUNDING = 1e-2
+"""Relative: bfloat16's, of sums in another order."""
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
@@ -68,6 +71,64 @@ def split(model: nn.Module, processes: int) -> None:
         for whole in (*model.parameters(), *model.buffers()):
             if not isinstance(whole, DTensor):
                 dist.broadcast(whole, 0)
+    for name, whole in model.named_parameters():
+        if whole.requires_grad and not isinstance(whole, DTensor):
+            _check_gradient(name, whole)
+
+
+def _check_gradient(name: str, whole: nn.Parameter) -> None:
+    """Have the first gradient of a parameter that is whole in each process compared between them: a plan may leave out
+    what works on a part alone, whose gradients would have to add up."""
+
+    def compare(parameter: Tensor) -> None:
+        """
+        Raises:
+            PlanError: they differ by more than rounding.
+        """
+        handle.remove()
+        assert parameter.grad is not None, "it was accumulated"
+        own = parameter.grad.norm().float()
+        found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, own)
+        norms = [float(one) for one in found]
+        if max(norms) - min(norms) > _ROUNDING * max(norms):
+            raise PlanError(
+                f"settings.parallel.kind: tensor leaves {name} whole, but its gradients differ between the processes "
+                f"(norms {', '.join(f'{one:.4g}' for one in norms)}), since the model's own plan splits what it works "
+                "on. Use ddp or fsdp."
+            )
+
+    handle = whole.register_post_accumulate_grad_hook(compare)  # type: ignore[no-untyped-call]
+
+
+def _check_calls(pair: Pair) -> None:
+    """Have the first call of a pair's layers checked to come from their part: another caller may do with what lies
+    between them what takes all of it."""
+    inside: list[nn.Module] = []
+    handles: list[RemovableHandle] = []
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        for one in handles:
+            one.remove()
+
+    handles += [
+        pair.part.register_forward_pre_hook(lambda module, args: inside.append(module)),
+        pair.part.register_forward_hook(leave),
+    ]
+    for layer in (*pair.wide, pair.narrow):
+        handles.append(layer.register_forward_pre_hook(lambda layer, args: _expect(inside, layer)))
+
+
+def _expect(inside: list[nn.Module], layer: nn.Module) -> None:
+    """
+    Raises:
+        PlanError: nothing is.
+    """
+    if not inside:
+        raise PlanError(
+            f"settings.parallel.kind: tensor splits {layer} with the layer behind it, as their module calls them, but "
+            "the model calls them itself. Use ddp or fsdp."
+        )
 
 
 def is_split(model: nn.Module) -> bool:
@@ -82,6 +143,7 @@ def _of_pairs(model: nn.Module, processes: int) -> dict[str, str]:
     for pair in find_pairs(model):
         if pair.narrow.in_features % processes == 0 and not tied & {*pair.wide, pair.narrow}:
             styles |= {**{names[one]: "colwise" for one in pair.wide}, names[pair.narrow]: "rowwise"}
+            _check_calls(pair)
     return styles
 
 

@@ -19,8 +19,8 @@ from .weight_codes import FLOATS, Form
 class FrozenWeight(Tensor):
     """A parameter of the shape and dtype that it had, whose numbers are made anew for each operation that reads them.
 
-    Linear layers and embeddings keep only codes for backward. What is written into it is rounded again; what is written
-    into a view of it is lost.
+    Linear layers and embeddings keep only codes for backward. What takes the place of its numbers is rounded again; an
+    update of them, which rounding would lose a part of, and a write into a view of it raise a PlanError.
     """
 
     _codes: Tensor
@@ -70,6 +70,20 @@ class FrozenWeight(Tensor):
                 f"{tuple(numbers.shape)} were to take its place. Use kind: none."
             )
         self._form.encode(numbers, self._codes)
+
+    def _take(self, numbers: Tensor, is_update: bool) -> None:
+        """Keep what an operation in place has made.
+
+        Raises:
+            PlanError: it has changed what was there by what was there, as a moving average does.
+        """
+        if not is_update:
+            self._write(numbers)
+        elif not torch.equal(numbers, self.numbers()):
+            raise PlanError(
+                f"settings.frozen_weights: a weight of {tuple(self.shape)} does not train and is kept as codes, but it "
+                "is updated in place, as by a moving average: rounding would lose small updates. Use kind: none."
+            )
 
     def numpy(self, *, force: bool = False) -> Any:
         """Its numbers; what is written to them is lost."""
@@ -128,7 +142,11 @@ class FrozenWeight(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        with torch.inference_mode(False):
+            return cls._dispatched(func, args, kwargs or {})
+
+    @classmethod
+    def _dispatched(cls, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _SAME:
             return FrozenWeight(args[0]._codes, args[0]._form)
         if func is torch.ops.aten.clone.default:
@@ -141,15 +159,45 @@ class FrozenWeight(Tensor):
         read = lambda one: numbers[id(one)] if isinstance(one, FrozenWeight) else one  # noqa: E731
         result = func(*tree_map(read, args), **tree_map(read, kwargs))
         if not func._schema.is_mutable:
-            return result
+            is_view = any(one.alias_info is not None for one in func._schema.returns)
+            return tree_map(_as_view, result) if is_view else result
         written = chain(zip(func._schema.arguments, args, strict=False), _named(func, kwargs))
         changed = [leaf for argument, value in written if _is_written(argument) for leaf in tree_leaves(value)]
         for one in (leaf for leaf in changed if isinstance(leaf, FrozenWeight)):
-            one._write(numbers[id(one)])
+            one._take(numbers[id(one)], is_update=func._schema.name not in _ANEW)
         back = {id(number): ours[key] for key, number in numbers.items()}
         return tree_map(lambda one: back.get(id(one), one), result)
 
 
+class _View(Tensor):
+    """A view of numbers that were made for it: to be read."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        if (writes and isinstance(args[0], _View)) or isinstance(kwargs.get("out"), _View):
+            raise PlanError(
+                "settings.frozen_weights: a part of a weight that is kept as codes is written to, which would be lost. "
+                "Write to the weight itself (weight[3] = 0), or use kind: none."
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **kwargs)
+        return tree_map(_as_view, found) if name in _VIEWS else found
+
+
+def _as_view(value: Any) -> Any:
+    is_plain = isinstance(value, Tensor) and not isinstance(value, FrozenWeight)
+    return value.as_subclass(_View) if is_plain else value
+
+
+_VIEWS = ("__getitem__", "view", "reshape", "t", "transpose", "select", "narrow", "flatten", "detach", "unsqueeze")
+"""Functions that give views of a view."""
+_ANEW = tuple(
+    f"aten::{name}_"
+    for name in ("copy", "fill", "zero", "normal", "uniform", "bernoulli", "exponential", "random", "log_normal")
+)
+"""What writes numbers whatever was there."""
 _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -173,6 +221,8 @@ def _rebuilt(rest: dict[str, Any]) -> FrozenWeight:
 
 class _Product(torch.autograd.Function):
     """``x @ weight.t() + bias``, for which backward has codes."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, codes: Tensor, bias: Tensor | None, form: Form, is_transposed: bool) -> Tensor:
@@ -203,17 +253,17 @@ def _dtype_of(x: Tensor, form: Form) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if is_cast and x.dtype != torch.float64 else form.dtype
 
 
-def _linear(x: Any, weight: Any, bias: Tensor | None = None) -> Tensor:
-    if not isinstance(weight, FrozenWeight) or isinstance(x, FrozenWeight):
-        return F.linear(*_full(x, weight, bias))
-    return _product(x, weight, bias, is_transposed=False)
+def _linear(input: Any, weight: Any, bias: Tensor | None = None) -> Tensor:
+    if not isinstance(weight, FrozenWeight) or isinstance(input, FrozenWeight):
+        return F.linear(*_full(input, weight, bias))
+    return _product(input, weight, bias, is_transposed=False)
 
 
-def _addmm(bias: Any, x: Any, weight: Any, **rest: Any) -> Tensor:
+def _addmm(input: Any, mat1: Any, mat2: Any, **rest: Any) -> Tensor:
     """As transformers' Conv1D calls it."""
-    if rest or not isinstance(weight, FrozenWeight) or isinstance(x, FrozenWeight) or bias.dim() != 1:
-        return torch.addmm(*_full(bias, x, weight), **rest)
-    return _product(x, weight, bias, is_transposed=True)
+    if rest or not isinstance(mat2, FrozenWeight) or isinstance(mat1, FrozenWeight) or input.dim() != 1:
+        return torch.addmm(*_full(input, mat1, mat2), **rest)
+    return _product(mat1, mat2, input, is_transposed=True)
 
 
 def _product(x: Tensor, weight: FrozenWeight, bias: Tensor | None, is_transposed: bool) -> Tensor:
@@ -221,11 +271,11 @@ def _product(x: Tensor, weight: FrozenWeight, bias: Tensor | None, is_transposed
     return found
 
 
-def _embedding(numbers: Tensor, weight: Any, max_norm: float | None = None, **rest: Any) -> Tensor:
+def _embedding(input: Tensor, weight: Any, max_norm: float | None = None, **rest: Any) -> Tensor:
     """Torch names all but the first two."""
     if max_norm is not None:
-        return F.embedding(numbers, weight.numbers(), max_norm=max_norm, **rest)
-    return weight._form.rows(weight._codes, numbers)  # type: ignore[no-any-return]
+        return F.embedding(input, weight.numbers(), max_norm=max_norm, **rest)
+    return weight._form.rows(weight._codes, input)  # type: ignore[no-any-return]
 
 
 def _full(*values: Any) -> list[Any]:
@@ -252,6 +302,11 @@ def _refuse_grad(weight: Tensor, grad: Tensor | None) -> None:
 
 def _set_data(weight: Any, value: Tensor) -> None:
     """What ``.data =`` does: with codes, take them over; with numbers, keep them as codes."""
+    if value.dtype not in FLOATS:
+        raise PlanError(
+            f"settings.frozen_weights: a weight of {tuple(weight.shape)} is kept as codes, and numbers of "
+            f"{value.dtype} were to take its place. Use one of {', '.join(map(str, FLOATS))}, or kind: none."
+        )
     if not isinstance(value, FrozenWeight):
         weight._write(value.to(weight.device))
         return

@@ -83,7 +83,12 @@ class Form:
 
         Returns:
             (…, features), in the weight's dtype.
+
+        Raises:
+            RuntimeError: there is no such row. A card asserts it.
         """
+        is_there = ((numbers >= 0) & (numbers < self.shape[0])).all()
+        torch._assert_async(is_there, f"index out of range: rows 0 to {self.shape[0] - 1} were expected")
         fields, features = self.fields(codes), self.shape[1]
         num_blocks, block = fields["scales"].numel(), STORES[self.kind].block
         starts = numbers.reshape(-1).long() * features
