@@ -105,7 +105,10 @@ def test_facts_come_from_the_scripts_first_steps(local_executor):
     assert facts.num_parameters == 12 * 32 + 32 + 32 * 32 + 32 + 32 * 4 + 4
     assert (facts.dataset_length, facts.dataset_kind, facts.dataset_deterministic) == (256, "map", True)
     assert facts.optimizer == "AdamW"
-    of_models, of_optimizers = {"variant", "pruning", "low_rank"}, {"optimizer_step", "sparse_gradients", "lazy_adam"}
+    of_models, of_optimizers = (
+        {"variant", "pruning", "low_rank", "frozen_weights"},
+        {"optimizer_step", "sparse_gradients", "lazy_adam"},
+    )
     assert facts.left_out.keys() == {*of_models, *of_optimizers, "parallel"}
 
 
