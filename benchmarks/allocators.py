@@ -1,6 +1,6 @@
 """What a process is charged, and how long a step takes, under each allocator of a CPU.
 
-    python -m benchmarks.allocators --keep  # five minutes
+    python -m benchmarks.allocators --keep  # under ten minutes
 
 Six transformer blocks 512 wide on 8 × 256 positions with SGD, as they stand and with all blocks recomputed. Each
 process makes a step, then three that count; processes of the allocators take turns. Its peak is VmHWM; its time is the

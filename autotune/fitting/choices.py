@@ -61,11 +61,11 @@ def combinations_of(
                 f"fit: techniques: it changes a model and its optimizer, and not what is computed or fed to it, but "
                 f"got {name}. Use some of: {', '.join(one for one in TECHNIQUES if is_of_step(TECHNIQUES[one]))}."
             )
-    preloaded = [one for one in _listed(rows.get(Allocator.name)) if one in INSTALLATION]
-    if preloaded:
+    early = [one for one in _listed(rows.get(Allocator.name)) if one in (*INSTALLATION, "expandable_segments")]
+    if early:
         raise SpaceError(
-            f"fit: techniques: allocator: {preloaded[0]} is preloaded before a process starts, and this one runs. Use "
-            "mmap, or `autotune search`."
+            f"fit: techniques: allocator: {early[0]} is set before a process starts, and this one runs. Use mmap on a "
+            "CPU, or `autotune search`."
         )
     here = tuple(one for one in facts.allocators if one == "mmap")
     choices = SearchSpace.of(rows, "fit: techniques").choices(facts.model_copy(update={"allocators": here}))

@@ -66,7 +66,8 @@ def fit(
         max_grad_norm: what the loop clips the norm of all gradients at; None where it does not.
         precision: what the loop runs in today: bf16 and fp16 by autocast around forward and loss.
         blocks: module paths of the blocks to choose from, or of containers of them; none are found by themselves.
-        dry_run: choose, and leave everything as it is.
+        dry_run: choose, and leave everything as it is. On a CPU glibc's threshold for mappings is no longer its own:
+            after every call it is the 32 MiB that it grows to, or a plan's.
 
     Returns:
         What was chosen, its predicted peak with an interval, and what binds. Compute the loss by ``fitted.loss(model,

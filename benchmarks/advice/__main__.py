@@ -1,7 +1,7 @@
-"""What the advice of two guides and a paper does to the peak and the time of a training step, on six jobs.
+"""What the advice of two guides and a paper does to the peak and the time of a training step, on five jobs.
 
-    python -m benchmarks.advice --keep             # half an hour
-    python -m benchmarks.advice --only bf16 --model ViT
+    python -m benchmarks.advice --keep
+    python -m benchmarks.advice --only blocks --model ViT
 
 Each row is a plan of autotune's or torch's own call, applied to a job; its optimizer step takes turns with the stock
 step. The peak is that of all tensors: weights, gradients, the optimizer's state, what backward needs. Then the tables

@@ -356,9 +356,10 @@ def test_the_smallest_budget_works_when_it_is_asked_for_in_the_same_process():
     assert autotune.fit(model, batch(), words).peak.high * 1.03 <= parse_bytes(words)
 
 
-def test_an_allocator_that_is_preloaded_is_none_for_a_process_that_runs():
-    with pytest.raises(SpaceError, match="tcmalloc is preloaded before a process starts"):
-        autotune.fit(Model(), batch(), "64GiB", techniques={"allocator": [{"kind": "system"}, {"kind": "tcmalloc"}]})
+@pytest.mark.parametrize("kind", ["tcmalloc", "expandable_segments"])
+def test_an_allocator_that_is_set_before_a_process_starts_is_none_for_one_that_runs(kind):
+    with pytest.raises(SpaceError, match=f"{kind} is set before a process starts"):
+        autotune.fit(Model(), batch(), "64GiB", techniques={"allocator": [{"kind": "system"}, {"kind": kind}]})
 
 
 def _fitted_below_what_is_predicted() -> tuple[str, int, int, int]:
