@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gloo_pair import found_by_two, run_as_two
+from kept_bytes import kept_bytes
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -41,7 +42,6 @@ from autotune.testing.runs import relative_difference, run_applied
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
 from autotune.units import MIB
-from tests.kept_bytes import kept_bytes
 
 EIGHT, FOUR = FrozenWeights(kind="8bit"), FrozenWeights(kind="4bit")
 KINDS = pytest.mark.parametrize("setting", [EIGHT, FOUR], ids=lambda one: one.kind)
