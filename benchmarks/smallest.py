@@ -119,7 +119,7 @@ def _in_process(name: str, rows: _ROWS) -> dict[str, Any]:
 
 def _trained(name: str, rows: _ROWS, kind: str) -> dict[str, Any]:
     asked = json.dumps([name, {**rows, "allocator": {"kind": kind}}])
-    environment = os.environ | Allocator(kind=kind).environment()  # type: ignore[arg-type]
+    environment = os.environ | Allocator(kind=kind).environment()
     command = [sys.executable, "-m", "benchmarks.smallest", "--process", asked]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
