@@ -136,9 +136,12 @@ class _Mode(TorchFunctionMode):
                 return _SEEN_THROUGH[func](*args, **(kwargs or {}))
         replacement = _TABLE.get(func)
         forward = _current.forward
-        if replacement is None or forward is None or not _are_plain(types, args) or not _applies(forward):
+        if replacement is None or forward is None or not _applies(forward):
             return func(*args, **(kwargs or {}))
-        return replacement(forward.site, *args, **(kwargs or {}))
+        if _are_plain(types, args):
+            return replacement(forward.site, *args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
+        return loss.note_head_of_codes(output, *args, **(kwargs or {})) if func is F.linear else output
 
 
 def _are_plain(types: Any, args: Any) -> bool:

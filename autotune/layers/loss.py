@@ -54,6 +54,13 @@ def note_head(logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) ->
     return logits
 
 
+def note_head_of_codes(logits: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same of a frozen head whose ``numbers()`` are made anew from codes; of any other, nothing."""
+    if not hasattr(weight, "numbers") or not is_head(weight) or input.is_complex():
+        return logits
+    return note_head(logits, input.to(autocast_dtype(input) or input.dtype), weight, bias)
+
+
 class _StandIn(torch.autograd.Function):
     """A tensor as large as ``x``, of one element's memory, whose gradient is ``x``'s."""
 
@@ -102,7 +109,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_x = torch.empty(x.size(), dtype=x.dtype, device=x.device) if wants_x else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias and bias is not None else None
-        cast = weight.to(x.dtype)
+        cast = (weight.numbers() if hasattr(weight, "numbers") else weight).to(x.dtype)
         loss = torch.zeros((), device=logits.device)
         for rows in _chunks(logits):
             part, index = torch.log_softmax(logits[rows].float(), -1), target[rows, None]

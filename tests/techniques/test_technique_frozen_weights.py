@@ -130,6 +130,35 @@ def test_a_layer_keeps_nothing_for_backward_beside_its_codes():
     assert kept == 4 * 3 * SAMPLES * (FEATURES + 4)
 
 
+class Head(nn.Module):
+    """A loss over 64 words of a frozen head on 8 features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 64).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.layer(x)).flatten(0, 1), torch.arange(2 * SAMPLES))
+
+
+@pytest.mark.usefixtures("_everything")
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "autocast"])
+@KINDS
+def test_the_loss_of_a_frozen_head_is_formed_in_pieces(setting, bf16):
+    """Kept are the layer's input and the loss's gradient for the head's input, 32 times 8 each, and no logits."""
+    torch.manual_seed(0)
+    stock, x = Head(), torch.randn(2, SAMPLES, 8)
+    ours, theirs = of(stock, setting, layers=Layers(kind="exact")), of(stock, setting)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        kept, loss = kept_bytes(lambda: ours(x), ours)
+        other_loss = theirs(x)
+    assert kept == 2 * SAMPLES * 8 * (2 + 2 if bf16 else 4 + 4)
+    near = {"atol": 1e-3, "rtol": 0.02} if bf16 else {}
+    torch.testing.assert_close(loss, other_loss, **near)
+    wanted = torch.autograd.grad(other_loss, [*theirs.layer.parameters()])
+    torch.testing.assert_close(torch.autograd.grad(loss, [*ours.layer.parameters()]), wanted, **near)
+
+
 @KINDS
 def test_a_table_gives_its_rows(setting):
     """Of rows that end within a block, too."""
