@@ -74,6 +74,17 @@ def test_what_was_measured_on_such_a_card_is_answered_with_its_interval(tmp_path
         assert "nothing is kept of this job on such a card" in second["sure"]
 
 
+def test_what_the_processes_differ_by_is_asked_for_twice(tmp_path):
+    plan = on("NVIDIA H100", 10.0, 800.0)
+    peak = plan.measured.peak.model_copy(update={"spread": GIB})
+    plan = plan.model_copy(update={"measured": plan.measured.model_copy(update={"peak": peak})})
+    with serving_plans(tmp_path / "state", plan) as (client, _, _):
+        row = asked(client, fingerprint=FINGERPRINT, cards=["h100"], budget="11GiB").json()["cards"][0]
+    assert (row["low_bytes"], row["peak_bytes"], row["high_bytes"]) == (9 * GIB, 10 * GIB, 12 * GIB)
+    assert row["fits"] is False
+    assert "2 times the 1 GiB that they differ by" in row["sure"]
+
+
 def test_of_several_plans_it_is_the_fastest_that_fits_else_the_smallest(tmp_path):
     card = "NVIDIA H100 80GB HBM3"
     with serving_plans(tmp_path / "state", on(card, 40.0, 900.0), on(card, 10.0, 800.0)) as (client, _, (large, small)):
