@@ -19,6 +19,8 @@ from sqlalchemy import update
 
 from autotune.estimates.types import Estimate, Fit, Interval
 from autotune.plan import Plan, load_plan
+from autotune.service.predictions import Predicted, Predictions
+from autotune.service.service import forget_old
 from autotune.service.store.tables import SEARCHES
 
 GIB = 2**30
@@ -138,6 +140,17 @@ def estimate(gib: float) -> Estimate:
     own = Fit(micro=8, accumulate=1, tensors=Interval.around(1, 0.0), process=Interval.around(round(gib * GIB), 0.1))
     rest = {"base_bytes": 1, "largest": own, "smallest": None, "surely": 32, "phase": "", "module": "", "fills": ()}
     return Estimate(how="traced", reference=own, seconds=1.0, **rest)
+
+
+def test_old_predictions_are_forgotten(tmp_path):
+    with serving(tmp_path / "state") as (_, service):
+        folder = service.places.predictions
+        kept = Predicted(fingerprint=OTHER, owner="ann", cards={"l40s": estimate(30.0)})
+        Predictions(service.database, folder).keep(kept)
+        forget_old(service, 3600.0)
+        assert len([*folder.iterdir()]) == 1
+        forget_old(service, -1.0)
+        assert [*folder.iterdir()] == []
 
 
 def program(folder: Path, text: str) -> tuple[str, ...]:
