@@ -139,6 +139,10 @@ PhaseName = Literal["first_step", "training", "last_batch", "evaluation", "savin
 smaller; ``resuming`` a process of its own that loads what was saved, and trains on."""
 
 
+ROOM = 2.0
+"""Above the largest of some processes' peaks, in what they differ by: what another process is granted."""
+
+
 class PhasePeak(_Section):
     """Largest memory of a phase of the job's life."""
 
@@ -157,6 +161,8 @@ class Peak(_Section):
 
     process: Bytes
     """What the device charged the process: what the budget is held against."""
+    spread: Bytes | None = None
+    """By how much the repeats differ in it; absent where they do not, or there was one."""
     reserved: Bytes | None = None
     """CUDA: the allocator's largest reservation."""
     allocated: Bytes | None = None
@@ -181,6 +187,11 @@ class Peak(_Section):
     """Of each phase of the job's life that was measured; ``process`` above is the largest."""
     binds: PhaseName | None = None
     """Which of them that is."""
+
+    def next_bytes(self, margin: float) -> int:
+        """What another process is not expected to exceed: the largest with its margin, or with :data:`ROOM` times what
+        they differ by."""
+        return round(self.process + max(margin * self.process, ROOM * (self.spread or 0)))
 
     def with_phases(self, phases: Mapping[PhaseName, PhasePeak]) -> Self:
         """With other rows, at the largest of what they need and what is known already."""

@@ -8,9 +8,9 @@ drawn with its row's memory as what it takes. Rows that were measured again tell
 memory of its card; where that was too little, it dies and asks for the whole card. Waste is what was asked for and not
 used; what died has wasted all that it asked for. Asked for is
 
-- by measurements that are kept: a search measured it before, with the largest of three runs, and the margin of 3 %;
-  before that, the upper end of what is predicted (`benchmarks/results/cards-cpu.jsonl`), and the whole card where
-  nothing is, as of the MI325, which `predict` does not know;
+- by measurements that are kept: a search measured it before, with the largest of three runs, and above it 3 % or twice
+  what the three differ by; before that, the upper end of what is predicted (`benchmarks/results/cards-cpu.jsonl`), and
+  the whole card where nothing is, as of the MI325, which `predict` does not know;
 - by predictions alone: the upper end, of jobs of which something is predicted;
 - by habit: what the job's last run on such a card took, whatever its batch was, times 1.2; the whole card at first.
 
@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.plan import Peak
 from autotune.units import MIB
 
 from .rows import HERE, load_rows, save_rows
@@ -112,6 +113,10 @@ def tell(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     for what, bar in ways.items():
         died, asked = of(f"{what}_died"), of(f"{what}_asked")
         print(f"  {said[what]}: {died:.0f} of {asked:.0f} ran out of memory, {died / asked:.2%} (bar {bar:.1%})")
+    places = Counter[str]()
+    for row in rows:
+        places.update(row["died_of"])
+    print("  of kept measurements: " + "; ".join(f"{place}: {died}" for place, died in places.most_common()))
     print(f"  nothing known, the whole card asked for: {of('nothing_asked'):.0f}")
     waste, habit = of("wasted_mib"), of("habit_wasted_mib")
     print(
@@ -144,6 +149,7 @@ def simulate(runs: Mapping[Place, list[float]], predicted: Mapping[Place, float]
     by_job = {job: [place for place in runs if place[0] == job] for job in jobs}
     service, alone, habit = Tally(), Tally(), Tally()
     kept: dict[Place, float] = {}
+    died_of = Counter[str]()
     again = Tally()
     """Of those whose runs are known to differ or not: of all others there is but one row."""
     last: dict[tuple[str, str], float] = {}
@@ -151,17 +157,24 @@ def simulate(runs: Mapping[Place, list[float]], predicted: Mapping[Place, float]
         place = generator.choice(by_job[generator.choice(jobs)])
         took, whole = generator.choice(runs[place]), float(CARDS_MIB[place[1]])
         source = "kept" if place in kept else "predicted" if place in predicted else "nothing"
-        of_kept = kept.get(place, 0.0) * (1 + MARGIN)
+        of_kept = kept.get(place, 0.0)
         service.run(source, {"kept": of_kept, "predicted": predicted.get(place, whole)}.get(source, whole), took, whole)
         if source == "kept" and len(runs[place]) > 1:
             again.run("again", of_kept, took, whole)
+        if source == "kept" and took > of_kept:
+            died_of["{} on {}, batch {}".format(*place)] += 1
         if place[1] in KNOWN:
-            kept.setdefault(place, max(generator.choice(runs[place]) for _ in range(NUM_REPEATS)))
+            kept.setdefault(place, _asked_mib([generator.choice(runs[place]) for _ in range(NUM_REPEATS)]))
         if place in predicted:
             alone.run("alone", predicted[place], took, whole)
         habit.run("habit", HABIT * last.get(place[:2], whole), took, whole)
         last[place[:2]] = took
-    found = {"wasted_mib": service.wasted_mib, "used_mib": service.used_mib, "habit_wasted_mib": habit.wasted_mib}
+    found: dict[str, Any] = {
+        "wasted_mib": service.wasted_mib,
+        "used_mib": service.used_mib,
+        "habit_wasted_mib": habit.wasted_mib,
+    }
+    found["died_of"] = died_of
     for tally, names in (
         (again, ("again",)),
         (service, ("kept", "predicted", "nothing")),
@@ -171,6 +184,12 @@ def simulate(runs: Mapping[Place, list[float]], predicted: Mapping[Place, float]
         for name in names:
             found |= {f"{name}_asked": tally.asked[name], f"{name}_died": tally.died[name]}
     return found
+
+
+def _asked_mib(runs: Sequence[float]) -> float:
+    """What ``predict`` says to ask for where a search measured these."""
+    sizes = [round(mib * MIB) for mib in runs]
+    return Peak(process=max(sizes), spread=max(sizes) - min(sizes) or None).next_bytes(MARGIN) / MIB
 
 
 def latency(num_searches: int, num_requests: int) -> dict[str, Any]:

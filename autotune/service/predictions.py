@@ -20,7 +20,7 @@ from ..errors import PlanError
 from ..estimates.cards import Card, option_name, recognised
 from ..estimates.types import Estimate
 from ..files import write_text
-from ..plan import Plan
+from ..plan import ROOM, Plan
 from ..units import format_bytes, format_percent
 from ..words import count
 from .problems import Problem
@@ -175,17 +175,18 @@ def _measured(card: Card, limit_bytes: int, search: str, plan: Plan) -> Known:
     assert plan.measured is not None, "others are left out"
     peak, margin = plan.measured.peak, plan.budget.margin
     runs = count(plan.measured.samples_per_s.repeats, "process", "fresh processes")
+    apart = f"; above it {ROOM:.0f} times the {format_bytes(peak.spread)} that they differ by" if peak.spread else ""
     return Known.of(
         card,
         limit_bytes,
-        round(peak.process * (1 - margin)),
+        round(peak.process - max(margin * peak.process, peak.spread or 0)),
         peak.process,
-        round(peak.process * (1 + margin)),
+        peak.next_bytes(margin),
         how="measured",
         batch=plan.settings.batch.micro if plan.settings.batch is not None else None,
         host_bytes=peak.host,
         search=search,
-        sure=f"the largest of {runs} with the plan of search {search}, {format_percent(margin)} on either side",
+        sure=f"the largest of {runs} with the plan of search {search}, {format_percent(margin)} on either side{apart}",
     )
 
 

@@ -216,8 +216,8 @@ def _home(state: Path) -> str:
 
 
 def forget_old(service: Service, keep_s: float) -> tuple[int, int]:
-    """Forget what ended, or was last put, more than ``keep_s`` seconds ago; and folders as old of searches that no
-    database has any more.
+    """Forget what ended, was last put, or predicted, more than ``keep_s`` seconds ago; and folders as old of searches
+    that no database has any more.
 
     Returns:
         Searches and archives that were forgotten.
@@ -242,7 +242,8 @@ def forget_old(service: Service, keep_s: float) -> tuple[int, int]:
         known = {row.sha256 for row in connection.execute(select(ARCHIVES.c.sha256))}
     files = (path for path in service.places.archives.iterdir() if not path.name.startswith("."))
     old_files = [path for path in files if path.name not in known and _age_s(path) > keep_s]
-    for path in old_files:  # another server may have deleted the row
+    predictions = (path for path in service.places.predictions.glob("*.json") if _age_s(path) > keep_s)
+    for path in (*old_files, *predictions):  # another server may have deleted the row
         path.unlink(missing_ok=True)
     if searches or old_files:
         _LOG.info("forgotten: %d searches, %d archives", len(searches), len(old_files))

@@ -56,6 +56,11 @@ class Places:
         """Archives by their hashes."""
         return self.state / "archives"
 
+    @property
+    def predictions(self) -> Path:
+        """Of jobs' memory, which were asked for."""
+        return self.state / "predictions"
+
     def shortage(self) -> str | None:
         """Why no search can be begun here, in words; None where there is room, and it can be written."""
         try:

@@ -20,7 +20,7 @@ from search_tables import (
 )
 
 from autotune.errors import OutOfTime
-from autotune.plan import Budget, Speed
+from autotune.plan import Budget, PhasePeak, Speed
 from autotune.searches.winner.evidence import Pair, are_sure, combine, gain, interval, undisturbed
 from autotune.workers import Measured, TrialRequest
 from autotune.workers.table import TableExecutor
@@ -109,6 +109,23 @@ def test_a_machine_that_is_never_calm_is_taken_as_it_is_from_the_third_round_on(
 def test_a_disturbed_run_counts_with_its_peak_alone():
     found = combine([measurement(100), measurement(100)], Budget(), [measurement(5, disturbed=0.9, process=7 * MIB)])
     assert (found.samples_per_s.value, found.samples_per_s.repeats, found.peak.process) == (100.0, 2, 7 * MIB)
+
+
+def test_what_repeats_differ_by_is_kept_and_granted_twice_where_it_is_more_than_the_margin():
+    def peak(*sizes):
+        return combine([measurement(100, process=size * MIB) for size in sizes], Budget()).peak
+
+    assert (peak(90).spread, peak(90, 90).spread, peak(90, 100, 98).spread) == (None, None, 10 * MIB)
+    assert peak(90, 100).next_bytes(0.03) == 120 * MIB
+    assert peak(99, 100).next_bytes(0.03) == 103 * MIB
+
+
+def test_repeats_of_other_phases_are_not_held_against_each_other():
+    """One measured saving, which took 40 MiB more; the two that trained alone differ by nothing."""
+    trained, saved = measurement(100, process=60 * MIB), measurement(100, process=60 * MIB)
+    saved = saved.model_copy(update={"peak": saved.peak.with_phases({"saving": PhasePeak(process=100 * MIB)})})
+    found = combine([trained, saved, trained], Budget()).peak
+    assert (found.process, found.spread) == (100 * MIB, None)
 
 
 class Again(TableExecutor):

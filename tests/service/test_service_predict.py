@@ -19,6 +19,8 @@ from sqlalchemy import update
 
 from autotune.estimates.types import Estimate, Fit, Interval
 from autotune.plan import Plan, load_plan
+from autotune.service.predictions import Predicted, Predictions
+from autotune.service.service import forget_old
 from autotune.service.store.tables import SEARCHES
 
 GIB = 2**30
@@ -74,6 +76,17 @@ def test_what_was_measured_on_such_a_card_is_answered_with_its_interval(tmp_path
         assert "nothing is kept of this job on such a card" in second["sure"]
 
 
+def test_what_the_processes_differ_by_is_asked_for_twice(tmp_path):
+    plan = on("NVIDIA H100", 10.0, 800.0)
+    peak = plan.measured.peak.model_copy(update={"spread": GIB})
+    plan = plan.model_copy(update={"measured": plan.measured.model_copy(update={"peak": peak})})
+    with serving_plans(tmp_path / "state", plan) as (client, _, _):
+        row = asked(client, fingerprint=FINGERPRINT, cards=["h100"], budget="11GiB").json()["cards"][0]
+    assert (row["low_bytes"], row["peak_bytes"], row["high_bytes"]) == (9 * GIB, 10 * GIB, 12 * GIB)
+    assert row["fits"] is False
+    assert "2 times the 1 GiB that they differ by" in row["sure"]
+
+
 def test_of_several_plans_it_is_the_fastest_that_fits_else_the_smallest(tmp_path):
     card = "NVIDIA H100 80GB HBM3"
     with serving_plans(tmp_path / "state", on(card, 40.0, 900.0), on(card, 10.0, 800.0)) as (client, _, (large, small)):
@@ -127,6 +140,17 @@ def estimate(gib: float) -> Estimate:
     own = Fit(micro=8, accumulate=1, tensors=Interval.around(1, 0.0), process=Interval.around(round(gib * GIB), 0.1))
     rest = {"base_bytes": 1, "largest": own, "smallest": None, "surely": 32, "phase": "", "module": "", "fills": ()}
     return Estimate(how="traced", reference=own, seconds=1.0, **rest)
+
+
+def test_old_predictions_are_forgotten(tmp_path):
+    with serving(tmp_path / "state") as (_, service):
+        folder = service.places.predictions
+        kept = Predicted(fingerprint=OTHER, owner="ann", cards={"l40s": estimate(30.0)})
+        Predictions(service.database, folder).keep(kept)
+        forget_old(service, 3600.0)
+        assert len([*folder.iterdir()]) == 1
+        forget_old(service, -1.0)
+        assert [*folder.iterdir()] == []
 
 
 def program(folder: Path, text: str) -> tuple[str, ...]:

@@ -31,9 +31,6 @@ _WORTH = math.log(1.02)
 """Logarithm of the smallest speed ratio that counts as a gain. Where more is ruled out, rounds end."""
 _CLOSE = math.log(1.03)
 """Half the width of the 95 % interval of a gain's logarithm, with which turns may end."""
-_ROOM = 2.0
-"""Peaks are sure where the largest, plus so many times their range, is within the limit: that is what the margin is
-for."""
 
 _BETWEEN, _FREEDOM = 0.015, 3
 """Standard deviation of a ratio from one pair of processes to the next, and how many pairs that weighs as much as."""
@@ -203,7 +200,8 @@ def _is_decided(pairs: Sequence[Pair]) -> bool:
 
 
 def _has_room(peaks: Sequence[int], budget: Budget) -> bool:
-    needed = round(max(peaks) + _ROOM * (max(peaks) - min(peaks)))
+    """Whether another process would be within the limit, by these: that is what the margin is for."""
+    needed = Peak(process=max(peaks), spread=max(peaks) - min(peaks)).next_bytes(0.0)
     limit = budget.of_device
     return limit is None or budget.as_it_stands is not None or needed <= limit
 
@@ -236,6 +234,7 @@ def combine(
         ),
         peak=Peak(
             process=ceil_mib(max(peak.process for peak in peaks)),
+            spread=_spread(peaks),
             reserved=_largest([peak.reserved for peak in peaks]),
             allocated=_largest([peak.allocated for peak in peaks]),
             host=_largest([peak.host for peak in peaks]),
@@ -248,6 +247,13 @@ def combine(
         compile_s=_rounded(compile_s) if compile_s else None,
         fits=all(budget.over(peak) is None for peak in peaks),
     )
+
+
+def _spread(peaks: Sequence[Peak]) -> int | None:
+    """Between repeats that had the same phases as the largest, in whole MiB, rounded up."""
+    most = max(peaks, key=lambda peak: peak.process)
+    least = min(peak.process for peak in peaks if peak.phases.keys() == most.phases.keys())
+    return ceil_mib(most.process - least) or None
 
 
 def _phases(peaks: Sequence[Peak]) -> dict[PhaseName, PhasePeak]:

@@ -65,7 +65,7 @@ def predict(request: Request, body: PredictBody, caller: Submitter) -> Predictio
     except UserError as error:
         said = str(error).removeprefix("--card: ").partition(" `--card all`")[0]
         raise Problem(422, f"cards: {said}") from None
-    kept = Predictions(service.database, service.places.state / "predictions")
+    kept = Predictions(service.database, service.places.predictions)
     fingerprint = body.fingerprint
     if body.archive is not None:
         if not service.may_use(caller, body.archive):
