@@ -2,12 +2,12 @@
 inputs.
 
     python -m benchmarks.tiles --keep  # six minutes
-    python -m benchmarks.tiles --plan math --plan eager
+    python -m benchmarks.tiles --plan math --plan eager --positions 1024  # attention's alone
 
 Four blocks of GPT-2 (256 features, 1,024 inside, dropout 0.1 but in its attention) and of LLaMA (256, 1,024 twice),
-2,048 positions, without a head, whose logits would be the peak. Each plan's step takes turns with the stock step. The
-peak is the largest running sum of what a step allocates and frees, beside the model's weights; predicted: the same,
-before it ran.
+2,048 positions or as many as asked for, without a head, whose logits would be the peak. Each plan's step takes turns
+with the stock step. The peak is the largest running sum of what a step allocates and frees, beside the model's weights;
+predicted: the same, before it ran.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     return found
 
 
-def measure(name: str, rounds: int, plans: Sequence[str]) -> list[dict[str, Any]]:
+def measure(name: str, rounds: int, plans: Sequence[str], length: int) -> list[dict[str, Any]]:
     """One model with some of the plans, stock among them."""
-    words = torch.randint(0, 1000, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    words = torch.randint(0, 1000, (1, length), generator=torch.Generator().manual_seed(0))
     sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False)  # noqa: E731 - it needs no memory
     task = Task(MODELS[name], lambda: [words[0]] * 4, loss_of, build_optimizer=sgd, batch_size=1)
     torch.manual_seed(0)
@@ -93,6 +93,7 @@ def measure(name: str, rounds: int, plans: Sequence[str]) -> list[dict[str, Any]
             {
                 "model": name,
                 "plan": key,
+                "positions": length,
                 "threads": torch.get_num_threads(),
                 "peak_mib": round(peaks[key] / MIB),
                 "predicted_mib": round(predicted[key] / MIB),
@@ -110,10 +111,12 @@ def main() -> None:
     parser.add_argument("--only", choices=MODELS, action="append", help="default: all")
     parser.add_argument("--plan", choices=PLANS, action="append", help="default: all; stock is always among them")
     parser.add_argument("--rounds", type=int, default=5, help="of a step of each plan")
+    parser.add_argument("--positions", type=int, default=LENGTH, help=f"1 to {LENGTH}")
     parser.add_argument("--keep", action="store_true", help="add the rows to results/tiles-cpu.jsonl")
     arguments = parser.parse_args()
     for name in arguments.only or MODELS:
-        rows = measure(name, arguments.rounds, ["stock", *(key for key in arguments.plan or PLANS if key != "stock")])
+        plans = ["stock", *(key for key in arguments.plan or PLANS if key != "stock")]
+        rows = measure(name, arguments.rounds, plans, arguments.positions)
         for row in rows:
             low, high = row["time_spread"]
             print(

@@ -134,7 +134,7 @@ class Attention(Technique):
         if by != known[0]:
             _switch(model, by)
         for module in model.modules() if by == "sdpa" else ():
-            if _calls_attention(type(module)):
+            if _calls_attention(module):
                 # As in checkpointing: on the instance. The class's own is looked up late: layers change the class.
                 own = vars(module).get("forward")
                 vars(module)["forward"] = functools.partial(_by_kernel, module, own, self.kind)
@@ -187,7 +187,7 @@ def ways(model: nn.Module) -> tuple[AttentionBy, ...]:
         if own == {"sdpa"}:
             return ("sdpa", "eager") if can_switch else ("sdpa",)
         return ()
-    return ("sdpa",) if any(_calls_attention(type(module)) for module in model.modules()) else ()
+    return ("sdpa",) if any(_calls_attention(module) for module in model.modules()) else ()
 
 
 _OWN = "_attention_before_plan"
@@ -228,9 +228,14 @@ _LIBRARIES = ("torch", "transformers")
 """Whose functions are not looked into."""
 
 
+def _calls_attention(module: nn.Module) -> bool:
+    """Whether the code of its class calls it, or a function that the code names."""
+    kind: Any = type(module)
+    return _is_calling(kind)
+
+
 @functools.cache
-def _calls_attention(kind: type) -> bool:
-    """Whether the code of a module's class calls it, or a function that the code names."""
+def _is_calling(kind: type) -> bool:
     from torch import nn
 
     own = kind.__mro__[: kind.__mro__.index(nn.Module)]
@@ -244,11 +249,14 @@ def _calls_attention(kind: type) -> bool:
         for value in map(function.__globals__.get, names):
             if getattr(value, "__name__", None) in _CALLS:  # imported under another name
                 return True
-            is_users = isinstance(value, FunctionType) and value.__module__.partition(".")[0] not in _LIBRARIES
-            if is_users and value not in seen:
+            if isinstance(value, FunctionType) and value not in seen and not _is_of_library(value):
                 seen.add(value)
                 waiting.append(value)
     return False
+
+
+def _is_of_library(function: FunctionType) -> bool:
+    return function.__module__.partition(".")[0] in _LIBRARIES
 
 
 def _names_in(code: CodeType) -> frozenset[str]:

@@ -113,7 +113,7 @@ def attention_choice(
     can_use_mem_efficient_attention and can_use_cudnn_attention. The first two do not ask for dropout. Where others are
     allowed too, cuDNN's is not told from them: it keeps no more.
     """
-    allowed = torch.backends.cuda
+    allowed: Any = torch.backends.cuda
     inputs = (query, key, value)
     head, is_half = query.size(-1), query.dtype in _HALVES
     is_plain = all(
