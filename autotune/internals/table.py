@@ -90,7 +90,7 @@ FEATURES: tuple[Feature, ...] = (
         "torch.nn.modules.batchnorm._NormBase",
     ),
     _of_techniques(
-        "attention",
+        "attention switches",
         "transformers.configuration_utils.PretrainedConfig._attn_implementation",
         "transformers.modeling_utils.PreTrainedModel._can_set_attn_implementation",
         "transformers.modeling_utils.PreTrainedModel._supports_sdpa",

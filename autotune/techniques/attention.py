@@ -40,7 +40,7 @@ class Attention(Technique):
     """
 
     name: ClassVar[str] = "attention"
-    goes_by: ClassVar[str | None] = "attention"
+    goes_by: ClassVar[str | None] = "attention switches"
     stage: ClassVar[Stage] = Stage.ATTENTION
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     only_where_listed: ClassVar[bool] = True
