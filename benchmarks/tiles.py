@@ -1,11 +1,13 @@
-"""What tiles, and what is saved on disk, save and cost, in training steps of two models of transformers on long inputs.
+"""What tiles, disk, and attention's kernels save and cost, in training steps of two models of transformers on long
+inputs.
 
-    python -m benchmarks.tiles --keep  # four minutes
+    python -m benchmarks.tiles --keep  # six minutes
+    python -m benchmarks.tiles --plan math --plan eager --positions 1024  # attention's alone
 
 Four blocks of GPT-2 (256 features, 1,024 inside, dropout 0.1 but in its attention) and of LLaMA (256, 1,024 twice),
-2,048 positions, without a head, whose logits would be the peak. Each plan's step takes turns with the stock step. The
-peak is the largest running sum of what a step allocates and frees, beside the model's weights; predicted: the same,
-before it ran.
+2,048 positions or as many as asked for, without a head, whose logits would be the peak. Each plan's step takes turns
+with the stock step. The peak is the largest running sum of what a step allocates and frees, beside the model's weights;
+predicted: the same, before it ran.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,11 +35,13 @@ LENGTH = 2048
 _TILES = {"tiles": {"kind": "feed_forward"}}
 _BLOCKS = {"checkpointing": {"kind": "blocks"}}
 _EXACT = {"layers": {"kind": "exact"}}
+_MATH = {"attention": {"kind": "math"}}
 _DISK = {"offload": {"kind": "activations"}}
 PLANS: dict[str, dict[str, Any]] = {
     "stock": {}, "tiles": _TILES, "layers": _EXACT, "tiles, layers": _TILES | _EXACT, "blocks": _BLOCKS,
     "tiles, blocks": _TILES | _BLOCKS, "offload": _DISK, "layers, offload": _EXACT | _DISK,
-    "blocks, offload": _BLOCKS | _DISK,
+    "blocks, offload": _BLOCKS | _DISK, "math": _MATH, "math, layers": _MATH | _EXACT,
+    "eager": {"attention": {"kind": "eager"}},
 }  # fmt: skip
 
 
@@ -63,17 +67,17 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     return found
 
 
-def measure(name: str, rounds: int) -> list[dict[str, Any]]:
-    """One model with each plan."""
-    words = torch.randint(0, 1000, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+def measure(name: str, rounds: int, plans: Sequence[str], length: int) -> list[dict[str, Any]]:
+    """One model with some of the plans, stock among them."""
+    words = torch.randint(0, 1000, (1, length), generator=torch.Generator().manual_seed(0))
     sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False)  # noqa: E731 - it needs no memory
     task = Task(MODELS[name], lambda: [words[0]] * 4, loss_of, build_optimizer=sgd, batch_size=1)
     torch.manual_seed(0)
     stock = MODELS[name]()
     blocks = [key for key, module in stock.named_modules() if isinstance(module, nn.ModuleList)]
     steps, predicted = {}, {}
-    for key, settings in PLANS.items():
-        plan = Plan(settings=Settings.model_validate(settings), budget=Budget(device="cpu"))
+    for key in plans:
+        plan = Plan(settings=Settings.model_validate(PLANS[key]), budget=Budget(device="cpu"))
         applied = copy.deepcopy(stock)
         run = lambda model: loss_of(model, words)  # noqa: E731
         model = autotune.apply_to_model(plan, applied, blocks=blocks, run=run)
@@ -89,6 +93,7 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
             {
                 "model": name,
                 "plan": key,
+                "positions": length,
                 "threads": torch.get_num_threads(),
                 "peak_mib": round(peaks[key] / MIB),
                 "predicted_mib": round(predicted[key] / MIB),
@@ -104,11 +109,14 @@ def main() -> None:
     """Measure each model, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=MODELS, action="append", help="default: all")
+    parser.add_argument("--plan", choices=PLANS, action="append", help="default: all; stock is always among them")
     parser.add_argument("--rounds", type=int, default=5, help="of a step of each plan")
+    parser.add_argument("--positions", type=int, default=LENGTH, help=f"1 to {LENGTH}")
     parser.add_argument("--keep", action="store_true", help="add the rows to results/tiles-cpu.jsonl")
     arguments = parser.parse_args()
     for name in arguments.only or MODELS:
-        rows = measure(name, arguments.rounds)
+        plans = ["stock", *(key for key in arguments.plan or PLANS if key != "stock")]
+        rows = measure(name, arguments.rounds, plans, arguments.positions)
         for row in rows:
             low, high = row["time_spread"]
             print(

@@ -89,6 +89,12 @@ FEATURES: tuple[Feature, ...] = (
         "torch.nn.Module._buffers",
         "torch.nn.modules.batchnorm._NormBase",
     ),
+    _of_techniques(
+        "attention switches",
+        "transformers.configuration_utils.PretrainedConfig._attn_implementation",
+        "transformers.modeling_utils.PreTrainedModel._can_set_attn_implementation",
+        "transformers.modeling_utils.PreTrainedModel._supports_sdpa",
+    ),
     _of_techniques("steps in backward", "torch.optim.Optimizer.__init__:_optimizer_step_pre_hooks"),
     _of_techniques(
         "optimizer state",

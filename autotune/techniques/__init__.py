@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ..internals import lost
 from .allocator import Allocator
+from .attention import Attention
 from .batch import Batch
 from .checkpointing import Checkpointing
 from .compile import Compile
@@ -64,6 +65,7 @@ class Settings(BaseModel):
     pruning: Pruning = Pruning()
     low_rank: LowRank = LowRank()
     frozen_weights: FrozenWeights = FrozenWeights()
+    attention: Attention = Attention()
     layers: Layers = Layers()
     tiles: Tiles = Tiles()
     checkpointing: Checkpointing = Checkpointing()

@@ -288,6 +288,9 @@ def _no_parts(settings: Settings) -> str | None:
         return "tensor leaves some parameters whole, which grouped kernels do not take with parts: use for_loop"
     if any(one.scales_loss for one in settings.techniques()):
         return "tensor was not tried with a loss scaler: use bf16"
-    untried = (Stage.PRUNING, Stage.LOW_RANK, Stage.FROZEN, Stage.LAYERS, Stage.TILES, Stage.DEVICE, Stage.COMPILE)
+    untried = (
+        Stage.PRUNING, Stage.LOW_RANK, Stage.FROZEN, Stage.ATTENTION, Stage.LAYERS, Stage.TILES, Stage.DEVICE,
+        Stage.COMPILE,
+    )  # fmt: skip
     other = next((one for one in settings.chosen() if one.stage in untried), None)
     return f"tensor was not tried with {other.name}: use one of the two" if other is not None else None

@@ -13,6 +13,7 @@ from ..pruning import linear_features, obstacle
 from ..task import Task
 from ..techniques import Device, Facts
 from ..techniques.allocator import installed_allocators
+from ..techniques.attention import ways
 from ..techniques.checkpointing import find_blocks
 from ..techniques.frozen_weights import FrozenWeights
 from ..techniques.optimizers.optimizer import supported_implementations
@@ -76,6 +77,7 @@ def facts_of(task: Task) -> Facts:
         "linear_features": linear_features(model),
         **FrozenWeights.facts_of(model, optimizer, "cpu"),
         "num_feed_forwards": len(find_feed_forwards(model)),
+        "attention": ways(model),
         "variants": {name: sum(p.numel() for p in build().parameters()) for name, build in task.variants.items()},
         "dataset_length": None if stream else len(dataset),
         "dataset_kind": "iterable" if stream else "map",

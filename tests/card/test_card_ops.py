@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -18,6 +18,7 @@ from autotune.estimates.tracing.fake_ops import answers
 from autotune.measure.profiling.tracer import tensors_of
 
 FLASH, EFFICIENT, MATH = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
+CUDNN = SDPBackend.CUDNN_ATTENTION
 
 
 class Seen:
@@ -148,6 +149,34 @@ def test_the_kernel_is_chosen_by_what_each_can_do(make: Any, expected: SDPBacken
     with FakeTensorMode():
         inputs, options = make()
         assert attention_choice(*inputs, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "able"),
+    [
+        (lambda: ((heads(),) * 3, {}), {MATH, EFFICIENT, FLASH, CUDNN}),
+        (lambda: ((heads(head=20),) * 3, {}), {MATH, FLASH}),
+        (lambda: ((heads(head=136),) * 3, {}), {MATH, EFFICIENT, FLASH}),
+        (lambda: ((heads(),) * 3, {"attn_mask": torch.empty(128, 128)}), {MATH, EFFICIENT, CUDNN}),
+        (lambda: ((heads(),) * 3, {"dropout_p": 0.1}), {MATH, EFFICIENT, FLASH}),
+        (lambda: ((heads(),) * 3, {"dropout_p": 0.125}), {MATH, EFFICIENT, FLASH, CUDNN}),
+        (lambda: ((heads(num=8), heads(), heads()), {"enable_gqa": True}), {MATH, FLASH, CUDNN}),
+        (lambda: ((heads(torch.float32),) * 3, {}), {MATH, EFFICIENT}),
+        (lambda: ((heads(torch.float64),) * 3, {}), {MATH}),
+        (lambda: ((heads()[0],) * 3, {}), {MATH}),
+    ],
+)
+def test_a_kernel_alone_does_it_or_raises_as_torch_does(make: Any, able: set[SDPBackend]):
+    """As torch's sdp_utils.cpp has it; cuDNN's dropout is a multiple of 1/16, its heads 128 at most before Hopper."""
+    with FakeTensorMode():
+        inputs, options = make()
+        for kernel in (MATH, EFFICIENT, FLASH, CUDNN):
+            with sdpa_kernel(kernel):
+                if kernel in able:
+                    assert attention_choice(*inputs, **options) == kernel
+                else:
+                    with pytest.raises(RuntimeError, match="No available kernel"):
+                        attention_choice(*inputs, **options)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ from .cuda_autocast import autocast_kernels
 _aten = torch.ops.aten
 _COMPOSITE = "CompositeImplicitAutograd"
 _HALVES = (torch.float16, torch.bfloat16)
-_FLASH_HEAD, _MASK_ROW = 256, 16
-"""The largest head that flash attention takes; and what a row of the efficient kernel's mask is a multiple of."""
+_FLASH_HEAD, _CUDNN_HEAD, _MASK_ROW = 256, 128, 16
+"""The largest head that flash attention takes, and cuDNN's before Hopper; and what a row of the efficient kernel's mask
+is a multiple of."""
 
 
 @contextmanager
@@ -103,26 +104,41 @@ def attention_choice(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> SDPBackend:  # fmt: skip
-    """The kernel that CUDA takes for an attention, from compute capability 8.0 on.
+    """The kernel that CUDA takes for an attention, of those that are allowed, from compute capability 8.0 on.
 
-    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, can_use_flash_attention and
-    can_use_mem_efficient_attention. Neither asks for dropout. What takes cuDNN's kernel keeps no more.
+    Raises:
+        RuntimeError: none of them does it.
+
+    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, can_use_flash_attention,
+    can_use_mem_efficient_attention and can_use_cudnn_attention. The first two do not ask for dropout. Where others are
+    allowed too, cuDNN's is not told from them: it keeps no more.
     """
+    allowed: Any = torch.backends.cuda
     inputs = (query, key, value)
-    if any(x.dim() != 4 or x.dtype != query.dtype or len(x) != len(query) or 0 in x.shape[1:] for x in inputs):
-        return SDPBackend.MATH
-    if any(x.stride(-1) != 1 for x in inputs):
-        return SDPBackend.MATH
     head, is_half = query.size(-1), query.dtype in _HALVES
-    is_grouped = not query.size(1) == key.size(1) == value.size(1)
+    is_plain = all(
+        x.dim() == 4 and x.dtype == query.dtype and len(x) == len(query) and 0 not in x.shape[1:] and x.stride(-1) == 1
+        for x in inputs
+    )
+    is_grouped = is_plain and not query.size(1) == key.size(1) == value.size(1)
     is_square = not is_causal or query.size(2) == key.size(2)
-    if is_half and attn_mask is None and is_square and head == key.size(-1) == value.size(-1) <= _FLASH_HEAD:
-        return SDPBackend.MATH if is_grouped and not enable_gqa else SDPBackend.FLASH_ATTENTION
+    is_even = head == key.size(-1) == value.size(-1)
+    if is_plain and is_half and (enable_gqa or not is_grouped):
+        if allowed.flash_sdp_enabled() and attn_mask is None and is_square and is_even and head <= _FLASH_HEAD:
+            return SDPBackend.FLASH_ATTENTION
+        others = (allowed.flash_sdp_enabled, allowed.mem_efficient_sdp_enabled, allowed.math_sdp_enabled)
+        sizes = (head, value.size(-1))
+        fits = max(sizes) <= _CUDNN_HEAD and not any(size % 8 for size in sizes) and (dropout_p * 16) % 1 == 0
+        if allowed.cudnn_sdp_enabled() and not any(is_on() for is_on in others) and fits:
+            return SDPBackend.CUDNN_ATTENTION
     aligned = 8 if is_half else 4
     fits = head == key.size(-1) and head % aligned == value.size(-1) % aligned == 0
-    if not fits or is_grouped or not (is_half or query.dtype == torch.float32):
+    is_known = is_plain and not is_grouped and (is_half or query.dtype == torch.float32)
+    if allowed.mem_efficient_sdp_enabled() and fits and is_known:
+        return SDPBackend.EFFICIENT_ATTENTION
+    if allowed.math_sdp_enabled():
         return SDPBackend.MATH
-    return SDPBackend.EFFICIENT_ATTENTION
+    raise RuntimeError("No available kernel.  Aborting execution.")
 
 
 def _attention(
@@ -138,7 +154,7 @@ def _attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
     found: Tensor
-    if choice == SDPBackend.FLASH_ATTENTION:
+    if choice in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):  # which keep the same
         head = query.size(-1)
         query, key, value = (F.pad(x, (0, -head % 8)) if head % 8 else x for x in (query, key, value))
         scale = scale or head**-0.5

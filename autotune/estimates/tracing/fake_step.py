@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from ...errors import Caught
+from ...errors import Caught, PlanError
 from ...internals import lost
 from ...internals.fake_tensors import FakeCopyMode, PlannedMode
 from ...measure.feed import largest, repeated
@@ -262,8 +262,9 @@ def _old_objects_left_alone() -> Iterator[None]:
 
 @contextmanager
 def _untraceable_because(what: str) -> Iterator[None]:
-    """Whatever is raised over fake tensors may come of their missing values: there is no telling."""
-    with Caught(Unlike, frames=True) as raised:
+    """Whatever is raised over fake tensors may come of their missing values: there is no telling, but of what a
+    technique refuses."""
+    with Caught(Unlike, PlanError, frames=True) as raised:
         yield
     if raised.error is not None:
         said, name = str(raised.error).strip().splitlines(), type(raised.error).__name__

@@ -50,6 +50,8 @@ class Stage(IntEnum):
     """Weights that are left become products of two."""
     FROZEN = auto()
     """Weights that do not train, of those that are left, become codes."""
+    ATTENTION = auto()
+    """Attention is computed another way, which layers are to see."""
     LAYERS = auto()
     """Layers become others."""
     TILES = auto()

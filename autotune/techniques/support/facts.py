@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 InTf32 = Literal["matrix products", "convolutions"]
 """Of fp32, what may compute in TF32 on CUDA; with convolutions go recurrent layers."""
 
+AttentionBy = Literal["sdpa", "eager"]
+"""``scaled_dot_product_attention``, or the separate operations of transformers' models."""
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -153,6 +156,8 @@ class Facts(_Frozen):
     """Of the weights of linear layers and embeddings that do not train."""
     num_feed_forwards: int = 0
     """Modules of it that compute each position of a sequence by itself, and are wider inside."""
+    attention: tuple[AttentionBy, ...] = ()
+    """How its attention can be computed: as it is today, then what it can be switched to."""
     variants: dict[str, int] = {}
     """Parameters of each variant that the task offers, by name."""
     refused: dict[str, str] = {}
