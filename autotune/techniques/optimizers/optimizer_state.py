@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...errors import PlanError
-from ...internals.fake_tensors import is_planned_for_card
 from ...units import MIB
 from ..support.base import Effect, Exactness, Stage, Technique
 from ..support.bits.kept_state import kept_state_of, piece_of
@@ -40,8 +39,7 @@ _LEAST_BYTES = 32 * MIB
 
 
 class OptimizerState(Technique):
-    """Where, and in how many bits, the optimizer keeps its averages between two steps; each step computes in full
-    precision.
+    """Where and in how many bits the optimizer keeps its averages between two steps; each computes in full precision.
 
     Source: Dettmers et al. 2021, arXiv:2110.02861; Li et al. 2023, arXiv:2309.01507
     """
@@ -56,8 +54,8 @@ class OptimizerState(Technique):
         "bf16": "Keeps the optimizer's averages in bfloat16: half of their memory.",
         "8bit": "Keeps the optimizer's averages as 8-bit codes in blocks of 256: a quarter of their memory.",
         "4bit": "Keeps the optimizer's averages as 4-bit codes in blocks of 128: about an eighth of their memory.",
-        "host": "Keeps the optimizer's averages in the host's memory: the card has none. The CPU makes the step, on a copy "
-        "of the weights and gradients.",
+        "host": "Keeps the optimizer's averages in the host's memory, and none on the card. The CPU makes the step, on "
+        "a copy of weights and gradients.",
     }
 
     kind: Kind = "default"
@@ -131,7 +129,7 @@ class OptimizerState(Technique):
         return optimizer
 
 
-_OF_SHARDS = "fsdp and tensor share out parameters and their state, which neither fewer bits nor the host were tried with"
+_OF_SHARDS = "fsdp and tensor share out parameters and their state, which was tried as the optimizer has it alone"
 _ON_HOST = "the state is on the host already, as all of a CPU's job is"
 
 
@@ -147,6 +145,8 @@ def _num_states(optimizer: torch.optim.Optimizer) -> int:
 
 def _obstacles(optimizer: torch.optim.Optimizer, kind: Kind) -> Iterator[str]:
     import torch
+
+    from ...internals.fake_tensors import is_planned_for_card
 
     name = type(optimizer).__name__
     if name not in _STATES or type(optimizer) is not getattr(torch.optim, name, None):

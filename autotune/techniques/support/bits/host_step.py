@@ -75,7 +75,7 @@ class HostStep:
         import torch
 
         if parameter.dtype not in self._rooms:
-            rooms = (torch.empty(self._piece, dtype=parameter.dtype).pin_memory() for _ in range(2))
+            rooms = (torch.empty(self._piece, dtype=parameter.dtype, device="cpu").pin_memory() for _ in range(2))
             self._rooms[parameter.dtype] = (next(rooms), next(rooms))
         return self._rooms[parameter.dtype]
 

@@ -1,5 +1,5 @@
-"""An optimizer's state in fewer bits, or in the host's memory, between its steps. Each step has it in full, a piece of a
-parameter at a time."""
+"""An optimizer's state in fewer bits, or in the host's memory, between its steps. Each step has it in full, a piece of
+a parameter at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import copy
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ....internals.fake_tensors import is_planned_for_card
 from ..apart import step_of, update_apart, update_together
 from .flat import flat, is_dense, of_strides
 from .host_step import HostStep
@@ -48,6 +47,8 @@ class KeptState:
     def use(self, optimizer: torch.optim.Optimizer, store: Store | None, on_host: bool = False) -> None:
         """Keep the state in a store or on the host from here on, and what there is of it by now, however it was
         kept."""
+        from ....internals.fake_tensors import is_planned_for_card
+
         num_elements = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
         was_on_host, self._piece = self.host is not None, piece_of(num_elements)
         self.store, self._noise = store, None
