@@ -171,7 +171,7 @@ class KeptState:
 
 def piece_of(num_elements: int) -> int:
     """How many of an optimizer's elements are updated at once."""
-    return max(LEAST_PIECE, min(2 ** (num_elements // _NUM_PIECES).bit_length(), _MOST_PIECE))
+    return max(LEAST_PIECE, min(1 << (num_elements // _NUM_PIECES).bit_length(), _MOST_PIECE))
 
 
 def kept_state_of(optimizer: torch.optim.Optimizer) -> KeptState | None:
