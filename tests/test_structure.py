@@ -185,8 +185,9 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
     """Techniques know nothing of each other but the settings that one may conflict with: their order is apply's."""
     support = (f"techniques.support.{name}" for name in ("base", "lossy", "facts"))
     recomputed = "autotune.techniques.support.recomputed"
-    in_bits = ("kept_state", "saved_state", "stores", "weight_codes", "freezing", "frozen_weight")
-    kept, saved, stores, codes, freezing, frozen = (f"autotune.techniques.support.bits.{name}" for name in in_bits)
+    in_bits = ("kept_state", "saved_state", "stores", "weight_codes", "freezing", "frozen_weight", "host_step", "flat")
+    parts = (f"autotune.techniques.support.bits.{name}" for name in in_bits)
+    kept, saved, stores, codes, freezing, frozen, host, flat = parts
     rows, apart = (f"autotune.techniques.support.{name}" for name in ("rows", "apart"))
     below = ("internals.fake_tensors", "errors", "units")
     allowed = {f"autotune.{name}" for name in (*support, "techniques.Settings", *below)}
@@ -210,7 +211,8 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "sparse_gradients": [rows],
             "lazy_adam": [rows],
             "rows": [apart],
-            "kept_state": [apart, saved, stores],
+            "kept_state": [apart, saved, stores, host, flat],
+            "host_step": [apart, flat],
             "saved_state": [stores],
             "parallel": [f"autotune.techniques.support.{one}" for one in ("replica", "split")],
             "precision": ["autotune.techniques.support.tf32"],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
@@ -32,8 +35,12 @@ __all__ = [
     "PlannedMode",
     "device_type",
     "in_kernel_invocation_manager",
+    "is_planned_for_card",
+    "planned_for",
     "unset_fake_temporarily",
 ]
+
+_target: ContextVar[str] = ContextVar("_target", default="cpu")
 
 
 class PlannedMode(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -50,3 +57,18 @@ def device_type(x: Tensor) -> str:
     if isinstance(x, FakeTensor) and isinstance(x.fake_mode, PlannedMode):
         return x.fake_mode.target
     return x.device.type
+
+
+@contextmanager
+def planned_for(target: str) -> Iterator[None]:
+    """While a plan is applied on the CPU for a type of device that need not be here."""
+    before = _target.set(target)
+    try:
+        yield
+    finally:
+        _target.reset(before)
+
+
+def is_planned_for_card() -> bool:
+    """Whether what is applied now, on the CPU, is planned for a card."""
+    return _target.get() != "cpu"

@@ -304,7 +304,7 @@ CONFLICTS = {
     "not tried with layers": {"layers": Layers(kind="exact")},
     "not tried with tiles": {"tiles": Tiles(kind="feed_forward")},
     "not tried with compile": {"compile": Compile(kind="model")},
-    "fewer bits were not tried with": {"optimizer_state": OptimizerState(kind="8bit")},
+    "share out parameters and their state": {"optimizer_state": OptimizerState(kind="8bit")},
     "use after_backward": {"optimizer_step": OptimizerStep(kind="in_backward")},
 }
 

@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from ...errors import Caught, PlanError
 from ...internals import lost
-from ...internals.fake_tensors import FakeCopyMode, PlannedMode
+from ...internals.fake_tensors import FakeCopyMode, PlannedMode, planned_for
 from ...measure.feed import largest, repeated
 from ...measure.profiling.allocations import Phase, Trace
 from ...measure.profiling.tracer import Sees, Shows, Tracer
@@ -77,14 +77,16 @@ class FakeTraining:
         self._task = replace(task, after_backward=None, after_step=None)
         self._target = target
         self._largest_of = largest_of
-        real = apply(plan, task if plan.settings.reads_values else self._applied_to(task))
+        with planned_for(target):
+            real = apply(plan, task if plan.settings.reads_values else self._applied_to(task))
         self._spec, self._settings = real.loader.spec, real.settings
         self._sample = largest_sample(self._spec.dataset, largest_of)
         self._given: set[Tensor] | None = None
         self._optimizer: torch.optim.Optimizer
         self._open(real)
         plan = Plan(settings=real.settings)  # what hangs on a parameter is not copied with it
-        self._optimizer = apply_to_optimizer(plan, self._optimizer, max_grad_norm=task.max_grad_norm)
+        with planned_for(target):
+            self._optimizer = apply_to_optimizer(plan, self._optimizer, max_grad_norm=task.max_grad_norm)
         self._reached = _reached_by(self._optimizer)
         if target == "cuda":
             choose_as_on_cuda(self._optimizer)

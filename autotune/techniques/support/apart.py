@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Update = Callable[["torch.optim.Optimizer", dict[str, Any], "Tensor", dict[str, Any]], dict[str, Any]]
 """Updates a parameter of a group by a copy of its optimizer, from its state; returns its state after that."""
-_OF_A_SCALER = ("grad_scale", "found_inf")
+OF_A_SCALER = ("grad_scale", "found_inf")
 """What torch.amp.GradScaler gives an optimizer for the time of a step."""
 
 
@@ -36,7 +36,7 @@ def update_apart(
     def gathered(group: dict[str, Any], *lists: Any) -> Any:
         optimizer = mine()
         assert optimizer is not None, "it is stepped now"
-        for name in _OF_A_SCALER:
+        for name in OF_A_SCALER:
             setattr(alone, name, getattr(owners(), name, None))
         others = []
         for parameter in group["params"]:

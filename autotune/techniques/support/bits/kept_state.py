@@ -1,4 +1,5 @@
-"""An optimizer's state in fewer bits between its steps. Each step has it in full, a piece of a parameter at a time."""
+"""An optimizer's state in fewer bits, or in the host's memory, between its steps. Each step has it in full, a piece of
+a parameter at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..apart import step_of, update_apart, update_together
+from .flat import flat, is_dense, of_strides
+from .host_step import HostStep
 from .saved_state import Saved, empty, joined, split
 from .stores import Store
 
@@ -26,7 +29,7 @@ _TIMES = "times_written"
 
 
 class KeptState:
-    """Keeps the state of an optimizer's larger parameters in a store.
+    """Keeps the state of an optimizer's larger parameters in a store, or on the host.
 
     Those are updated by the optimizer's own class, a piece at a time: every update of these classes is of each element
     by itself.
@@ -34,37 +37,50 @@ class KeptState:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.store: Store | None = None
-        """None is as the optimizer's class keeps it."""
+        """None is as the optimizer's class keeps it, unless that is on the host."""
+        self.host: HostStep | None = None
         self._noise: Tensor | None = None
         self._piece = LEAST_PIECE
         optimizer.register_load_state_dict_pre_hook(self._before_loading)
         optimizer.register_load_state_dict_post_hook(self._after_loading)
 
-    def use(self, optimizer: torch.optim.Optimizer, store: Store | None) -> None:
-        """Keep the state in a store from here on, and what there is of it by now, however it was kept."""
-        self.store, self._noise = store, None
+    def use(self, optimizer: torch.optim.Optimizer, store: Store | None, on_host: bool = False) -> None:
+        """Keep the state in a store or on the host from here on, and what there is of it by now, however it was
+        kept."""
+        from ....internals.fake_tensors import is_planned_for_card
+
         num_elements = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
-        self._piece = max(LEAST_PIECE, min(2 ** (num_elements // _NUM_PIECES).bit_length(), _MOST_PIECE))
+        was_on_host, self._piece = self.host is not None, piece_of(num_elements)
+        self.store, self._noise = store, None
+        self.host = HostStep(self._piece, is_planned_for_card()) if on_host else None
         update_together(optimizer)
-        if store is not None:
+        if self.is_on:
             self.put_on(optimizer, optimizer)
         for parameter, row in optimizer.state.items():
-            optimizer.state[parameter] = self._as_saved(row)
+            optimizer.state[parameter] = self._as_saved(row, was_on_host or self.is_on)
         self._after_loading(optimizer)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any of it is kept otherwise than the optimizer's class does."""
+        return self.store is not None or self.host is not None
 
     def put_on(self, optimizer: torch.optim.Optimizer, owner: torch.optim.Optimizer) -> None:
         """Have an optimizer update what its owner's store keeps: the owner itself, or a copy that shares its state."""
-        update_apart(optimizer, owner, self._takes, self._updated)
+        update_apart(optimizer, owner, self._takes, self._updated if self.host is None else self.host.updated)
 
     def _takes(self, parameter: Tensor) -> bool:
         return self._keeps(parameter) and (parameter.grad is None or not parameter.grad.is_sparse)
 
     def _keeps(self, parameter: Tensor) -> bool:
-        """Whether the store has a parameter's state."""
+        """Whether the store, or the host, has a parameter's state."""
         import torch
 
-        is_large = parameter.numel() >= LEAST and parameter.dtype is torch.float32
-        return self.store is not None and is_large and _is_dense(parameter)
+        if parameter.numel() < LEAST:
+            return False
+        if self.host is not None:
+            return self.host.takes(parameter)
+        return self.store is not None and parameter.dtype is torch.float32 and is_dense(parameter)
 
     def _updated(
         self, alone: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor, row: dict[str, Any]
@@ -77,7 +93,7 @@ class KeptState:
         assert gradient is not None, "else nothing calls this"
         if gradient.stride() != parameter.stride():
             gradient = torch.empty_like(parameter).copy_(gradient)
-        values, gradients = _flat(parameter), _flat(gradient)
+        values, gradients = flat(parameter), flat(gradient)
         kept, before = split(row)
         known, times = dict(kept), before.pop(_TIMES, 0)  # at its first step the class makes its state
         for start in range(0, values.numel(), self._piece):
@@ -108,39 +124,54 @@ class KeptState:
 
     def _before_loading(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Have torch hand over what a store keeps, or is to keep, as it is."""
-        rows = {key: self._as_saved(row) for key, row in state_dict["state"].items()}
+        rows = {key: self._as_saved(row, self.is_on) for key, row in state_dict["state"].items()}
         return {**state_dict, "state": rows}
 
-    def _as_saved(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _as_saved(self, row: dict[str, Any], takes_all: bool) -> dict[str, Any]:
         import torch
 
         kept, others = split(row)
         for name, value in others.items():
-            if self.store is not None and isinstance(value, torch.Tensor) and value.numel() >= LEAST:
+            if takes_all and isinstance(value, torch.Tensor) and value.numel() >= LEAST and value.dim():
                 kept[name] = Saved(name, {name: value})
         return {**others, **kept}
 
     def _after_loading(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep what was handed over as this optimizer does, whoever saved it."""
-        for parameter, row in optimizer.state.items():
-            saved = {name: one for name, one in row.items() if isinstance(one, Saved)}
-            others = {name: value for name, value in row.items() if name not in saved}
-            if self._keeps(parameter):
-                kept = {name: self._stored(one, parameter) for name, one in saved.items()}
-                optimizer.state[parameter] = joined(kept, others)
-            elif saved:
-                others.pop(_TIMES, None)
-                optimizer.state[parameter] = others | {name: one.full(parameter) for name, one in saved.items()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in optimizer.state:
+                    optimizer.state[parameter] = self._loaded(group, parameter, optimizer.state[parameter])
+
+    def _loaded(self, group: dict[str, Any], parameter: Tensor, row: dict[str, Any]) -> dict[str, Any]:
+        saved = {name: one for name, one in row.items() if isinstance(one, Saved)}
+        others = {name: value for name, value in row.items() if name not in saved}
+        if self._keeps(parameter) and self.host is not None:
+            others.pop(_TIMES, None)
+            counted = {name: value.cpu() for name, value in others.items() if hasattr(value, "cpu")}
+            return others | counted | {name: one.full(of_strides(parameter)) for name, one in saved.items()}
+        if saved and (group.get("fused") or group.get("capturable")):  # as torch has it, which has loaded no other
+            others |= {"step": others["step"].to(parameter.device)} if "step" in others else {}
+        if self._keeps(parameter):
+            return joined({name: self._stored(one, parameter) for name, one in saved.items()}, others)
+        if saved:
+            others.pop(_TIMES, None)
+        return others | {name: one.full(parameter) for name, one in saved.items()}
 
     def _stored(self, saved: Saved, parameter: Tensor) -> Saved:
         assert self.store is not None, "else nothing calls this"
         if saved.store is self.store and saved.strides == parameter.stride():
             return saved.on(parameter)
-        made, numbers = empty(saved.name, self.store, parameter), _flat(saved.full(parameter))
+        made, numbers = empty(saved.name, self.store, parameter), flat(saved.full(parameter))
         for start in range(0, numbers.numel(), self._piece):
             values = numbers[start : start + self._piece]
             made.write(start, values, self._noise_of(0, values))
         return made
+
+
+def piece_of(num_elements: int) -> int:
+    """How many of an optimizer's elements are updated at once."""
+    return max(LEAST_PIECE, min(1 << (num_elements // _NUM_PIECES).bit_length(), _MOST_PIECE))
 
 
 def kept_state_of(optimizer: torch.optim.Optimizer) -> KeptState | None:
@@ -156,21 +187,6 @@ def twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """A copy without the user's hooks, for steps of single parameters; it is given the state and a group each time."""
     alone = copy.copy(optimizer)
     kept = kept_state_of(optimizer)
-    if kept is not None and kept.store is not None:
+    if kept is not None and kept.is_on:
         kept.put_on(alone, optimizer)
     return alone
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """The elements in the order in which they lie in memory, as a view."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether they lie there without gaps, each once."""
-    expected = 1
-    for stride, side in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if side > 1 and stride != expected:
-            return False
-        expected *= side
-    return True
