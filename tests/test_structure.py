@@ -189,6 +189,8 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
     parts = (f"autotune.techniques.support.bits.{name}" for name in in_bits)
     kept, saved, stores, codes, freezing, frozen, host, flat = parts
     rows, apart = (f"autotune.techniques.support.{name}" for name in ("rows", "apart"))
+    weights = ("unnamed_file", "kept_content", "offloaded_weight")
+    file, content, offloaded = (f"autotune.techniques.support.{name}" for name in weights)
     below = ("internals.fake_tensors", "errors", "units")
     allowed = {f"autotune.{name}" for name in (*support, "techniques.Settings", *below)}
     for path in (PACKAGE / "techniques").rglob("[a-z]*.py"):
@@ -205,7 +207,11 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "weight_codes": [stores],
             "tiles": [recomputed, "autotune.techniques.support.feed_forward"],
             "split": ["autotune.techniques.support.feed_forward"],
-            "offload": ["autotune.techniques.support.saved_to_disk"],
+            "offload": [f"autotune.techniques.support.{one}" for one in ("offloading", "saved_to_disk")],
+            "saved_to_disk": [file],
+            "offloading": [offloaded, content],
+            "offloaded_weight": [content],
+            "kept_content": [file],
             "optimizer_state": [kept, saved],
             "optimizer_step": [kept],
             "sparse_gradients": [rows],

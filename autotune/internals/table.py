@@ -132,6 +132,17 @@ FEATURES: tuple[Feature, ...] = (
         "torch.utils._pytree.tree_leaves",
         "torch.utils._pytree.tree_map",
     ),
+    _of_techniques(
+        "offloaded weights",
+        "torch.Tensor._make_wrapper_subclass",
+        "torch._C.DisableTorchFunctionSubclass",
+        "torch._C._DisableTorchDispatch",
+        "torch._ops.OpOverload.__init__:_schema",
+        "torch.nn.Module.register_state_dict_post_hook:_state_dict_hooks",
+        f"{_ATEN}._to_copy",
+        "torch.utils._pytree.tree_leaves",
+        "torch.utils._pytree.tree_map",
+    ),
     Feature(
         "models' own plans of tensor parallelism",
         "`parallel: {kind: tensor}` splits the linear layers of feed-forward parts alone",

@@ -1,4 +1,4 @@
-"""Offload: what blocks save for backward is elsewhere until then."""
+"""Offload: what blocks save for backward is elsewhere until then, or their weights are until they are used."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from ..errors import PlanError
+from ..units import MIB, format_bytes
 from .support.base import Effect, Run, Stage, Technique
 from .support.facts import Facts
 
@@ -18,14 +19,20 @@ if TYPE_CHECKING:
 
     from . import Settings
 
+_LEAST_BYTES = MIB
+"""Weights that take less are not worth it."""
+_OF_SHARDS = "several processes share out each parameter"
+
 
 class Offload(Technique):
-    """Write what blocks save for backward to a file, and read it when backward comes to it.
+    """Write what blocks save for backward, or weights of theirs that do not train, to a file, and read it for each use.
 
-    Source: Rhu et al. 2016, arXiv:1602.08124 (vDNN, to the host's memory).
+    Source: Rhu et al. 2016, arXiv:1602.08124 (vDNN, to the host's memory); of weights, Ren et al. 2021,
+    arXiv:2101.06840 (ZeRO-Offload).
     """
 
     name: ClassVar[str] = "offload"
+    goes_by: ClassVar[str | None] = "offloaded weights"
     stage: ClassVar[Stage] = Stage.OFFLOAD
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
@@ -34,10 +41,12 @@ class Offload(Technique):
     rewrites: ClassVar[bool] = True
     purposes: ClassVar[Mapping[str, str]] = {
         "activations": "Writes what blocks save for backward to a file, and reads it in backward.",
+        "parameters": "Keeps blocks' weights that do not train in a file, and reads each when it is used.",
     }
 
-    kind: Literal["none", "activations"] = "none"
-    """``none`` is stock; ``activations`` writes what blocks save to a file."""
+    kind: Literal["none", "activations", "parameters"] = "none"
+    """``none`` is stock; ``activations`` writes what blocks save to a file, ``parameters`` their weights that do not
+    train."""
     blocks: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
     """Numbers of these blocks, from 0 in the model's order; ascending, each once. None are all of them."""
 
@@ -45,7 +54,7 @@ class Offload(Technique):
     def _check_blocks(self) -> Offload:
         numbers = list(self.blocks)
         if self.kind == "none" and numbers:
-            raise ValueError(f"blocks: kind none writes nothing, but got {numbers}. Use kind: activations.")
+            raise ValueError(f"blocks: kind none writes nothing, but got {numbers}. Use another kind.")
         if any(after <= before for before, after in itertools.pairwise(numbers)):
             raise ValueError(f"blocks: must ascend, each once, but got {numbers}. Use {sorted(set(numbers))}.")
         return self
@@ -55,16 +64,16 @@ class Offload(Technique):
         if self.kind == "none":
             return super().describe(facts)
         if not self.blocks:
-            return "activations on disk"
+            return f"{self.kind} on disk"
         *before, last = map(str, self.blocks)
         named = f"blocks {', '.join(before)} and {last}" if before else f"block {last}"
-        return f"activations of {named} on disk"
+        return f"{self.kind} of {named} on disk"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Offload, ...]:
         """None, and of all blocks."""
-        other = cls(kind="activations")
-        return (cls(), other) if other.unavailable(facts) is None else (cls(),)
+        others = (cls(kind="activations"), cls(kind="parameters"))
+        return (cls(), *(one for one in others if one.unavailable(facts) is None))
 
     def in_blocks(self, numbers: Sequence[int], num_blocks: int) -> Offload:
         """Outside its blocks it does nothing."""
@@ -79,27 +88,56 @@ class Offload(Technique):
         return self.blocks or tuple(range(num_blocks))
 
     def unavailable(self, facts: Facts) -> str | None:
-        """There must be the blocks, and they save in the host's memory."""
+        """There must be the blocks, and they save in the host's memory; or weights that do not train."""
         if self.kind == "none":
             return None
         if facts.device.type != "cpu":
-            return "what a card saves is not written to a file"
+            return f"a card's {self.kind} are not written to a file"
         if not facts.num_blocks:
             return "the model has 0 blocks"
         if self.blocks and self.blocks[-1] >= facts.num_blocks:
             return f"the model has {facts.num_blocks} blocks, numbered from 0, and no {self.blocks[-1]}"
+        if self.kind == "parameters" and facts.frozen_bytes < _LEAST_BYTES:
+            return (
+                f"linear layers and embeddings have {format_bytes(facts.frozen_bytes)} that do not train, which is not "
+                "worth it"
+            )
+        if self.kind == "parameters" and facts.shared_by == "fsdp":
+            return _OF_SHARDS
         return None
 
     def conflicts(self, settings: Settings) -> str | None:
-        """A compiled program saves by itself."""
-        if self.kind != "none" and settings.compile.kind != "none":
-            return "a compiled program keeps what it saves: use one"
+        """A compiled program saves, and reads weights, by itself."""
+        if self.kind == "none":
+            return None
+        if settings.compile.kind != "none":
+            kept = "what it saves" if self.kind == "activations" else "the weights that it reads"
+            return f"a compiled program keeps {kept}: use one"
+        if self.kind == "activations":
+            return None
+        if settings.frozen_weights.kind != "none":
+            return "frozen_weights keeps the same weights as codes in memory: use one"
+        if settings.checkpointing.kind == "selective":
+            return "selective checkpointing counts what operations keep, which is none of these: use kind blocks"
+        if settings.parallel.kind in ("fsdp", "tensor"):
+            return f"{_OF_SHARDS}: use ddp"
         return None
 
+    def beyond_script(self) -> str | None:
+        """Its optimizer may have been built from the weights."""
+        if self.kind != "parameters":
+            return None
+        return (
+            "offload of parameters puts others in the place of weights, which the script's optimizer may hold. Call "
+            "autotune.apply_to_model(plan, model) in the script, before the optimizer is built."
+        )
+
     def undo(self, model: nn.Module) -> nn.Module:
-        """Blocks with their own forward."""
+        """Blocks with their own forward, and weights in memory."""
+        from .support.offloading import bring_back
         from .support.saved_to_disk import is_offloaded
 
+        bring_back(model)
         for module in model.modules():
             if is_offloaded(module):
                 forward = vars(module).pop("forward")
@@ -108,24 +146,34 @@ class Offload(Technique):
         return model
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
-        """Give the blocks a forward that writes what they save; parameters, hooks and ``state_dict`` keys stay.
+        """Give the blocks a forward that writes what they save, or weights that are fetched; names of parameters,
+        hooks and ``state_dict`` stay.
 
         Raises:
-            PlanError: the model has no blocks, or not those.
+            PlanError: the model has no blocks, or not those, or all their weights train.
         """
         if self.kind == "none":
             return model
+        from .support.offloading import offload
         from .support.saved_to_disk import Disk, offloaded
 
         if not blocks:
-            raise PlanError("settings.offload.kind: the model has no blocks that save. Use kind: none.")
+            raise PlanError("settings.offload.kind: the model has no blocks. Use kind: none.")
         if self.blocks and self.blocks[-1] >= len(blocks):
             raise PlanError(
                 f"settings.offload.blocks: must be numbers of the model's {len(blocks)} blocks, but got "
                 f"{self.blocks[-1]}. Use 0 to {len(blocks) - 1}, or leave it out."
             )
+        named = [blocks[number] for number in self.numbers(len(blocks))]
+        if self.kind == "parameters":
+            if not offload(model, named):
+                raise PlanError(
+                    "settings.offload.kind: these blocks have no weight of 64 KiB or more on the CPU that is "
+                    "frozen (requires_grad=False) when the plan is applied; what trains stays in memory. Freeze "
+                    "weights before, name other blocks, or use kind: activations."
+                )
+            return model
         disk = Disk()
-        for number in self.numbers(len(blocks)):
-            block = blocks[number]
+        for block in named:
             block.forward = functools.partial(offloaded, block.forward, disk, block)
         return model

@@ -22,12 +22,12 @@ from autotune.errors import PlanError, UserError
 from autotune.estimates.memory_model import fit_memory_model
 from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Budget, Plan
-from autotune.techniques import Settings
+from autotune.techniques import Settings, offload
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile
 from autotune.techniques.layers import Layers
 from autotune.techniques.offload import Offload
-from autotune.techniques.support import saved_to_disk
+from autotune.techniques.support import offloading, saved_to_disk
 from autotune.techniques.support.saved_to_disk import Disk
 from autotune.testing.techniques import TechniqueContract
 
@@ -41,12 +41,13 @@ TENSOR_BYTES = 4 * FEATURES * SAMPLES
 class TestOffload(TechniqueContract):
     technique = Offload
     bitwise = True
-    lacking = (ON_DISK,)
+    lacking = (ON_DISK, Offload(kind="parameters"))
 
     @pytest.fixture
     def _everything(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Tensors of any size: the zoo's are small."""
-        monkeypatch.setattr(saved_to_disk, "_LEAST_BYTES", 1)
+        for module in (offload, offloading, saved_to_disk):
+            monkeypatch.setattr(module, "_LEAST_BYTES", 1)
 
 
 def block() -> nn.Module:

@@ -18,7 +18,7 @@ from ...internals.fake_tensors import (
     in_kernel_invocation_manager,
     unset_fake_temporarily,
 )
-from ...measure.profiling.parts import parts_of
+from ...measure.profiling.parts import is_in_parts, parts_of
 from ...measure.profiling.tracer import Sees
 from .cuda_ops import attention_choice, cuda_ops
 from .grad_accumulation import ADD, SCATTERS, Accumulation
@@ -125,6 +125,8 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):  # asked several times for each node of a backward
             return args[0].device
+        if is_in_parts(types):
+            return NotImplemented
         kwargs = kwargs or {}
         if (parts := parts_of(func, args)) is not None:
             with self:

@@ -3,7 +3,7 @@ in which order, is then seen as well."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,6 +17,12 @@ def parts_of(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     if func is _LOGSUMEXP and args[0].is_floating_point() and args[0].numel():
         return _logsumexp
     return None
+
+
+def is_in_parts(types: Iterable[type]) -> bool:
+    """Whether a class of tensors among these makes others of an operation, which a mode sees if it leaves that alone
+    (``NotImplemented``)."""
+    return any(getattr(one, "in_parts", False) for one in types)
 
 
 def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:

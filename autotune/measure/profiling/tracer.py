@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...nested import tensors_in
 from .allocations import OUTSIDE, Allocation, Kind, Phase, Span, Trace
 from .module_tracker import Whereabouts
-from .parts import parts_of
+from .parts import is_in_parts, parts_of
 from .watch import Watch
 
 ScratchOf = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int | None]
@@ -251,6 +251,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sees = sees
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_in_parts(types):
+            return NotImplemented
         if (parts := parts_of(func, args)) is not None:
             with self:
                 return parts(*args, **(kwargs or {}))

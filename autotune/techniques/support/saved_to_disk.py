@@ -5,14 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import tempfile
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UserError
-from ...units import format_bytes
+from .unnamed_file import UnnamedFile, bytes_of
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +54,7 @@ class Disk:
     """Where blocks save: one file in each process. A copy of a model has another."""
 
     def __init__(self) -> None:
-        self._file: _File | None = None
+        self._file: UnnamedFile | None = None
         self._known: dict[Any, weakref.ref[_Saved]] = {}
         """By storage and its version, what was written of it and is waited for."""
 
@@ -99,74 +96,11 @@ class Disk:
             self._known[key] = weakref.ref(found)
         return found
 
-    def _own_file(self) -> _File:
+    def _own_file(self) -> UnnamedFile:
         """This process's: one that was forked shares its parent's, and both would write to one place."""
         if self._file is None or self._file.pid != os.getpid():
-            self._file = _File()
+            self._file = UnnamedFile()
         return self._file
-
-
-class _File:
-    """It has no name, so that nothing is left of it whatever becomes of the process; room in it is used again."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.end = 0
-        self._file = _opened()
-        self._free: dict[int, list[int]] = {}
-        """Places of each size."""
-
-    def write(self, content: memoryview) -> int:
-        """The place of what is written.
-
-        Raises:
-            UserError: the disk is full.
-        """
-        free = self._free.get(len(content))
-        place = free.pop() if free else self.end
-        self.end = max(self.end, place + len(content))
-        done = 0
-        try:
-            while done < len(content):
-                done += os.pwrite(self._file.fileno(), content[done:], place + done)
-        except OSError as error:
-            self.give_back(place, len(content))
-            raise UserError(
-                f"settings.offload: what blocks save cannot be written to {tempfile.gettempdir()}, where it takes "
-                f"{format_bytes(self.end)}: {error.strerror}. Set TMPDIR to a folder on a disk with more room, or use "
-                "kind: none."
-            ) from None
-        return place
-
-    def read(self, content: memoryview, place: int) -> None:
-        """Fill ``content`` from a place."""
-        done = 0
-        while done < len(content):
-            done += os.preadv(self._file.fileno(), [content[done:]], place + done)
-
-    def give_back(self, place: int, num_bytes: int) -> None:
-        """The place may be written again."""
-        self._free.setdefault(num_bytes, []).append(place)
-
-
-def _opened() -> Any:
-    """The file.
-
-    Raises:
-        UserError: it would lie in memory.
-    """
-    file = tempfile.TemporaryFile(prefix="autotune-offload-", buffering=0)  # noqa: SIM115 - as long as the model
-    device = os.fstat(file.fileno()).st_dev
-    ours = f"{os.major(device)}:{os.minor(device)}"
-    mounts = Path("/proc/self/mountinfo")  # Linux's
-    rows = (line.split() for line in (mounts.read_text().splitlines() if mounts.exists() else ()))
-    if any(row[2] == ours and row[row.index("-") + 1] == "tmpfs" for row in rows):
-        file.close()
-        raise UserError(
-            f"settings.offload: {tempfile.gettempdir()} lies in memory (tmpfs), which offloading is to save. Set "
-            "TMPDIR to a folder on a disk."
-        )
-    return file
 
 
 class _Saved:
@@ -188,10 +122,10 @@ class _Saved:
 
 
 class _OnDisk(_Saved):
-    def __init__(self, file: _File, storage: torch.UntypedStorage) -> None:
+    def __init__(self, file: UnnamedFile, storage: torch.UntypedStorage) -> None:
         super().__init__()
         self._num_bytes = storage.nbytes()
-        place = file.write(_bytes_of(_of(storage)))
+        place = file.write(bytes_of(_of(storage)))
         self._read_into = functools.partial(file.read, place=place)
         weakref.finalize(self, file.give_back, place, self._num_bytes)
 
@@ -199,7 +133,7 @@ class _OnDisk(_Saved):
         import torch
 
         found = torch.empty(self._num_bytes, dtype=torch.uint8)
-        self._read_into(_bytes_of(found))
+        self._read_into(bytes_of(found))
         return found
 
 
@@ -259,10 +193,6 @@ def _of(storage: torch.UntypedStorage) -> Tensor:
     import torch
 
     return torch.empty(0, dtype=torch.uint8).set_(storage)
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.numpy())  # type: ignore[arg-type]  # it has a buffer, which numpy's stub does not say
 
 
 def _strided() -> torch.layout:

@@ -1,0 +1,315 @@
+"""``OffloadedWeight``: a parameter that does not train, whose numbers are fetched by each operation that reads them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ...errors import PlanError
+from .kept_content import Content, Store
+
+_Step = Callable[[Tensor], Tensor]
+
+
+class OffloadedWeight(Tensor):
+    """A parameter of the shape, dtype and device that it had, or a view of one, or one in another dtype.
+
+    What autograd saves of it is no number either: backward fetches them again. What writes to it or to a view of it
+    writes to what is kept.
+    """
+
+    in_parts: ClassVar[bool] = True
+    """Dispatch modes that watch see the operations that one of it is made of."""
+    _content: Content
+    _steps: tuple[_Step, ...]
+    """That make this of what is kept: views and casts."""
+
+    @staticmethod
+    def __new__(
+        cls: type[OffloadedWeight], content: Content, like: Tensor, steps: tuple[_Step, ...] = ()
+    ) -> OffloadedWeight:
+        """
+        Args:
+            content: the numbers.
+            like: of this one's shape, strides and dtype.
+            steps: from the one to the other.
+        """
+        made: OffloadedWeight = Tensor._make_wrapper_subclass(
+            cls, like.size(), like.stride(), like.storage_offset(), dtype=like.dtype, device=content.sign.device
+        )
+        made._content, made._steps = content, steps
+        return made
+
+    @classmethod
+    def of(cls, weight: Tensor, store: Store) -> OffloadedWeight:
+        """A parameter's numbers elsewhere, with what hangs on it."""
+        made: Any = _parameter(Content(weight.detach(), store))
+        vars(made).update(vars(weight))
+        return made  # type: ignore[no-any-return]
+
+    def numbers(self) -> Tensor:
+        """All of them: not to be written to."""
+        return self._made_of(self._content.fetch())
+
+    def _made_of(self, numbers: Tensor) -> Tensor:
+        for step in self._steps:
+            numbers = step(numbers)
+        return numbers
+
+    def full(self) -> nn.Parameter:
+        """A parameter in memory, with what hangs on this one."""
+        made = nn.Parameter(self.numbers().clone(), requires_grad=False)
+        own = vars(_parameter(self._content))
+        vars(made).update({name: value for name, value in vars(self).items() if name not in own})
+        return made
+
+    def is_copy(self) -> bool:
+        """Whether it is the same numbers in another dtype, which nobody sees others through."""
+        return any(isinstance(step, _Cast) for step in self._steps)
+
+    def settle(self) -> None:
+        """Keep its numbers by themselves."""
+        numbers = self.numbers().clone()
+        self._content, self._steps = Content(numbers, self._content.store), ()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Its numbers; what is written to them is lost."""
+        return self.numbers().numpy(force=force)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numbers().__array__(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def tolist(self) -> Any:
+        """Its numbers."""
+        return self.numbers().tolist()
+
+    def data_ptr(self) -> NoReturn:
+        """
+        Raises:
+            PlanError: there are no numbers in memory.
+        """
+        raise PlanError(
+            f"settings.offload: the memory of a weight of {tuple(self.shape)} is asked for, which is offloaded. Use "
+            "kind: none, leave its block out of blocks, or read the weight by torch's operations."
+        )
+
+    def storage(self) -> NoReturn:
+        """As :meth:`data_ptr`."""
+        self.data_ptr()
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """None of its own: without bytes, the same for all views."""
+        return self._content.sign.untyped_storage()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"OffloadedWeight({tuple(self.shape)}, {self.dtype})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedWeight:
+        if id(self) not in memo:
+            if self._steps:
+                self.settle()
+            content = self._content.__deepcopy__(memo) if id(self._content) not in memo else memo[id(self._content)]
+            memo[id(self)] = _rebuilt(content, _hanging_on(self))
+        found: OffloadedWeight = memo[id(self)]
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._steps:
+            self.settle()
+        return _rebuilt, (self._content, _hanging_on(self))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = _ANSWERS.get(func)
+        if answer is not None:
+            return answer(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        with torch.inference_mode(False), torch.no_grad():
+            return _dispatched(func, args, kwargs or {})
+
+
+class _View:
+    """A view of a tensor, or one of several."""
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, number: int | None = None) -> None:
+        self._func, self._args, self._kwargs, self._number = func, args, kwargs, number
+
+    def __call__(self, numbers: Tensor) -> Tensor:
+        found = self._func(numbers, *self._args, **self._kwargs)
+        return found if self._number is None else found[self._number]  # type: ignore[no-any-return]
+
+
+class _Cast(_View):
+    """The same numbers in another dtype."""
+
+
+def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
+    first = args[0] if args and isinstance(args[0], OffloadedWeight) else None
+    if func in _SAME:
+        return _again(args[0])
+    if func is torch.ops.aten._to_copy.default and first is not None:
+        return _converted(first, func, args[1:], kwargs)
+    if first is not None and _is_view(func):
+        return _viewed(first, _View, func, args[1:], kwargs)
+    ours = {id(one): one for one in tree_leaves((args, kwargs)) if isinstance(one, OffloadedWeight)}
+    written = _written(func, args, kwargs) if func._schema.is_mutable else ()
+    changed = [one for one in written if isinstance(one, OffloadedWeight)]
+    for one in changed:
+        _part(one)
+    bases = {id(one._content): one._content.anew() for one in changed}
+    numbers = {
+        key: one._made_of(bases[id(one._content)]) if id(one._content) in bases else one.numbers()
+        for key, one in ours.items()
+    }
+    read = lambda one: numbers[id(one)] if isinstance(one, OffloadedWeight) else one  # noqa: E731
+    result = func(*tree_map(read, args), **tree_map(read, kwargs))
+    for one in changed:
+        one._content.write(bases[id(one._content)])
+    back = {id(number): ours[key] for key, number in numbers.items()}
+    return tree_map(lambda one: back.get(id(one), one), result) if changed else result
+
+
+def _again(weight: OffloadedWeight) -> OffloadedWeight:
+    made = OffloadedWeight(weight._content, weight, weight._steps)
+    _note(made)
+    return made
+
+
+def _converted(weight: OffloadedWeight, func: Any, args: Any, kwargs: Any) -> Any:
+    """In another dtype: when it is read.
+
+    Raises:
+        PlanError: another device is asked for.
+    """
+    device, others = kwargs.get("device"), {key: one for key, one in kwargs.items() if key != "device"}
+    if device is not None and torch.device(device) != weight.device:
+        raise PlanError(
+            f"settings.offload: a weight of {tuple(weight.shape)} is offloaded from the CPU's memory, and was to be "
+            f"moved to {device}. Use kind: none for a model on a card."
+        )
+    return _viewed(weight, _Cast, func, args, others)
+
+
+def _viewed(weight: OffloadedWeight, kind: type[_View], func: Any, args: Any, kwargs: Any) -> Any:
+    with torch._C._DisableTorchDispatch():
+        like = _meta(weight.size(), weight.stride(), weight.dtype, weight.storage_offset())
+        found = func(like, *args, **kwargs)
+    several = isinstance(found, list | tuple)
+    made = [
+        OffloadedWeight(weight._content, one, (*weight._steps, kind(func, args, kwargs, number if several else None)))
+        for number, one in enumerate(found if several else (found,))
+    ]
+    for one in made:
+        _note(one)
+    return made if several else made[0]
+
+
+def _meta(size: Any, stride: Any, dtype: torch.dtype, offset: Any = 0) -> Tensor:
+    with torch._C._DisableTorchDispatch():
+        last = offset + 1 + sum((one - 1) * step for one, step in zip(size, stride, strict=True))
+        whole = torch.empty(max(last, 0), dtype=dtype, device="meta")
+        return whole.as_strided(size, stride, offset)
+
+
+def _like(content: Content) -> Tensor:
+    return _meta(content.size, content.stride, content.dtype)
+
+
+def _note(weight: OffloadedWeight) -> None:
+    """Its content is told of a copy that is yet to be made."""
+    if weight.is_copy():
+        copies = weight._content.copies
+        copies[:] = [one for one in copies if one() is not None]
+        copies.append(weakref.ref(weight))
+
+
+def _part(weight: OffloadedWeight) -> None:
+    """Before it is written to: copies of it that are yet to be made are made, and it is itself no such copy."""
+    if weight.is_copy():
+        weight.settle()
+    copies, weight._content.copies = weight._content.copies, []
+    for one in (ref() for ref in copies):
+        if one is not None and one is not weight:
+            one.settle()
+
+
+def _is_view(func: Any) -> bool:
+    return not func._schema.is_mutable and any(one.alias_info is not None for one in func._schema.returns)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    arguments = func._schema.arguments
+    named = ((one, kwargs[one.name]) for one in arguments if one.name in kwargs)
+    for argument, value in chain(zip(arguments, args, strict=False), named):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from tree_leaves(value)
+
+
+_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+def _parameter(content: Content) -> Any:
+    return nn.Parameter(OffloadedWeight(content, _like(content)), requires_grad=False)
+
+
+def _hanging_on(weight: OffloadedWeight) -> dict[str, Any]:
+    return {name: value for name, value in vars(weight).items() if name not in ("_content", "_steps")}
+
+
+def _rebuilt(content: Content, rest: dict[str, Any]) -> OffloadedWeight:
+    made = OffloadedWeight(content, _like(content))
+    vars(made).update(rest)
+    return made
+
+
+def _refuse_gradient(weight: Tensor, wanted: bool = True) -> Tensor:
+    """
+    Raises:
+        PlanError: a gradient is asked for.
+    """
+    if wanted:
+        raise PlanError(
+            f"settings.offload: a weight of {tuple(weight.shape)} is offloaded, since it did not train when the plan "
+            "was applied, and its gradient is asked for now. Set requires_grad before the plan is applied, or apply "
+            "one without offload first: it has the weights in memory again."
+        )
+    return weight
+
+
+def _refuse_grad(weight: Tensor, grad: Tensor | None) -> None:
+    _refuse_gradient(weight, grad is not None)
+
+
+def _set_data(weight: Any, value: Tensor) -> None:
+    """What ``.data =`` does: the numbers, of whatever shape, dtype and device, are kept."""
+    if not isinstance(value, OffloadedWeight):
+        value = OffloadedWeight(content := Content(value.clone(), weight._content.store), _like(content))
+    elif value._steps:
+        value.settle()
+    with torch._C.DisableTorchFunctionSubclass():
+        Tensor.data.__set__(weight, value)  # type: ignore[attr-defined]
+    weight._content, weight._steps = value._content, value._steps
+
+
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    Tensor.requires_grad_: lambda weight, requires_grad=True: _refuse_gradient(weight, requires_grad),
+    Tensor.requires_grad.__set__: _refuse_gradient,  # type: ignore[attr-defined]
+    Tensor.grad.__set__: _refuse_grad,  # type: ignore[union-attr]
+    Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
+}
+"""What is answered here; all else is done by torch, with the numbers."""

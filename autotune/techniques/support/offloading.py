@@ -1,0 +1,65 @@
+"""Weights of blocks that do not train are offloaded, in place, and are in memory again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .kept_content import Store
+from .offloaded_weight import OffloadedWeight
+
+_LEAST_BYTES = 2**16
+"""Of a weight that is worth a write and a read."""
+
+
+def offload(model: nn.Module, blocks: Iterable[nn.Module]) -> int:
+    """Offload weights of these blocks that do not train: names, shapes and dtypes stay.
+
+    Returns:
+        How many there are.
+    """
+    store = Store()
+    there = (one for block in blocks for one in block.modules() if not isinstance(one, nn.RNNBase))
+    found = {id(weight): weight for module in there for weight in module.parameters(False) if _may_go(weight)}
+    made = {key: OffloadedWeight.of(weight, store) for key, weight in found.items()}
+    for module, name, weight in _parameters(model):
+        if id(weight) in made:
+            module.register_parameter(name, made[id(weight)])  # type: ignore[arg-type]
+            module.register_state_dict_post_hook(_in_memory)  # type: ignore[no-untyped-call]
+    return len(made)
+
+
+def bring_back(model: nn.Module) -> None:
+    """Undo :func:`offload`."""
+    made: dict[int, nn.Parameter] = {}
+    for module, name, weight in _parameters(model):
+        if isinstance(weight, OffloadedWeight):
+            module.register_parameter(name, made.setdefault(id(weight), weight.full()))
+            hooks = module._state_dict_hooks
+            for key in [key for key, hook in hooks.items() if hook is _in_memory]:
+                del hooks[key]
+
+
+def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    """All, with the modules that have them and their names there."""
+    return [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+    ]
+
+
+def _may_go(weight: nn.Parameter) -> bool:
+    is_plain = type(weight) is nn.Parameter and weight.layout == torch.strided and weight.device.type == "cpu"
+    return is_plain and not weight.requires_grad and weight.nbytes >= _LEAST_BYTES
+
+
+def _in_memory(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """A state dict has numbers, unless it is asked for the very parameters."""
+    for name, weight in module.named_parameters(recurse=False, remove_duplicate=False):
+        kept: Any = state_dict.get(prefix + name)
+        if isinstance(kept, OffloadedWeight) and kept is not weight:
+            state_dict[prefix + name] = kept.numbers().clone()
