@@ -27,6 +27,9 @@ VARIABLES: dict[str, Held] = {
     "integrations/checks.py:_said": Held("an untried version is said once", _PROCESS),
     "integrations/loaders.py:_unmet": Held("a row that comes after an optimizer's step is late", "that step"),
     "integrations/ray_train.py:_entered": Held("a loss outside a forward_context is told from one in it", "its exit"),
+    "internals/fake_tensors.py:_target": Held(
+        "a plan is applied on a CPU for a card that is not here", "the block's end"
+    ),
     "layers/convert.py:_ORIGINALS": Held("a converted class is taken back to its own", _PROCESS),
     "layers/intercept.py:_current": Held("nested modules share one dispatch mode a thread", "the forward's end"),
     "measure/evaluation.py:_listeners": Held("an evaluation by parts of a model is watched", "the evaluation's end"),
@@ -58,6 +61,7 @@ CACHES: dict[str, Held] = {
     "script/command.py:_check_has_autotune": Held("another Python is asked once", _PROCESS),
     "script/refusal.py:tell_once": Held("said once", _PROCESS),
     "techniques/allocator.py:_of_system": Held("the linker is asked once", _PROCESS),
+    "techniques/attention.py:_is_calling": Held("the code of a class is read once", _PROCESS),
     "techniques/optimizers/optimizer_step.py:_handles": Held(
         "hooks of an earlier plan are taken off", "the parameter is gone"
     ),
