@@ -184,13 +184,13 @@ def test_no_rooms_of_a_part_import_each_other_in_a_circle():
 def test_a_technique_sees_its_base_and_its_facts_alone():
     """Techniques know nothing of each other but the settings that one may conflict with: their order is apply's."""
     support = (f"techniques.support.{name}" for name in ("base", "lossy", "facts"))
-    recomputed = "autotune.techniques.support.recomputed"
+    recomputed, forwards = (f"autotune.techniques.support.{name}" for name in ("recomputed", "forwards"))
     in_bits = ("kept_state", "saved_state", "stores", "weight_codes", "freezing", "frozen_weight", "host_step", "flat")
     parts = (f"autotune.techniques.support.bits.{name}" for name in in_bits)
     kept, saved, stores, codes, freezing, frozen, host, flat = parts
     rows, apart = (f"autotune.techniques.support.{name}" for name in ("rows", "apart"))
-    weights = ("unnamed_file", "kept_content", "offloaded_weight")
-    file, content, offloaded = (f"autotune.techniques.support.{name}" for name in weights)
+    on_disk = ("unnamed_file", "kept_content", "offloaded_weight", "offloading", "saved_to_disk")
+    file, content, offloaded, offloading, to_disk = (f"autotune.techniques.support.disk.{name}" for name in on_disk)
     below = ("internals.fake_tensors", "errors", "units")
     allowed = {f"autotune.{name}" for name in (*support, "techniques.Settings", *below)}
     for path in (PACKAGE / "techniques").rglob("[a-z]*.py"):
@@ -199,7 +199,8 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "layers": ["autotune.layers"],
             "pruning": ["autotune.pruning"],
             "low_rank": ["autotune.pruning"],
-            "checkpointing": [recomputed],
+            "checkpointing": [recomputed, forwards],
+            "recomputed": [forwards],
             "compile": [recomputed],
             "frozen_weights": [freezing],
             "freezing": [frozen, codes],
@@ -207,7 +208,10 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "weight_codes": [stores],
             "tiles": [recomputed, "autotune.techniques.support.feed_forward"],
             "split": ["autotune.techniques.support.feed_forward"],
-            "offload": [f"autotune.techniques.support.{one}" for one in ("offloading", "saved_to_disk")],
+            "offload": [
+                forwards,
+                *(f"autotune.techniques.support.disk.{one}" for one in ("offloading", "saved_to_disk")),
+            ],
             "saved_to_disk": [file],
             "offloading": [offloaded, content],
             "offloaded_weight": [content],

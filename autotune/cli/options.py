@@ -74,8 +74,9 @@ def _option(model: type[BaseModel], name: str, takes_several: bool = False) -> t
     check = _checked(model, name, takes_several)
     least: Any = next((rule.ge for rule in rules if isinstance(rule, Ge)), None)
     most: Any = next((rule.le for rule in rules if isinstance(rule, Le)), None)
+    is_yes_or_no = kind is bool and field.default is None  # neither is a third answer
     info = typer.Option(
-        option_name(name),
+        option_name(name) + (f"/--no-{option_name(name)[2:]}" if is_yes_or_no else ""),
         *shown.short,
         help=" ".join((field.description or "").split()),
         metavar=f"{shown.metavar}[,...]" if takes_several else shown.metavar,

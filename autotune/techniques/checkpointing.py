@@ -13,7 +13,8 @@ from pydantic import Field, PositiveInt, model_validator
 from ..errors import PlanError, TaskError
 from .support.base import Effect, Program, Run, Stage, Technique
 from .support.facts import Facts, ScriptFacts
-from .support.recomputed import Buffers, is_recomputed, recomputed
+from .support.forwards import take_off
+from .support.recomputed import Buffers, recomputed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -161,11 +162,7 @@ class Checkpointing(Technique):
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Blocks with their own forward."""
-        for module in model.modules():
-            if is_recomputed(module):
-                forward = vars(module).pop("forward")
-                if module.forward != forward.args[0]:
-                    module.forward = forward.args[0]
+        take_off(model, recomputed)
         return model
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:

@@ -13,6 +13,7 @@ from ..errors import PlanError
 from ..units import MIB, format_bytes
 from .support.base import Effect, Run, Stage, Technique
 from .support.facts import Facts
+from .support.forwards import take_off
 
 if TYPE_CHECKING:
     from torch import nn
@@ -134,15 +135,11 @@ class Offload(Technique):
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Blocks with their own forward, and weights in memory."""
-        from .support.offloading import bring_back
-        from .support.saved_to_disk import is_offloaded
+        from .support.disk.offloading import bring_back
+        from .support.disk.saved_to_disk import offloaded
 
         bring_back(model)
-        for module in model.modules():
-            if is_offloaded(module):
-                forward = vars(module).pop("forward")
-                if module.forward != forward.args[0]:
-                    module.forward = forward.args[0]
+        take_off(model, offloaded)
         return model
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
@@ -154,8 +151,8 @@ class Offload(Technique):
         """
         if self.kind == "none":
             return model
-        from .support.offloading import offload
-        from .support.saved_to_disk import Disk, offloaded
+        from .support.disk.offloading import offload
+        from .support.disk.saved_to_disk import Disk, offloaded
 
         if not blocks:
             raise PlanError("settings.offload.kind: the model has no blocks. Use kind: none.")

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import typer
 from pydantic import ValidationError
 from search_tables import facts
 
 from autotune.batch.jobs import Job
+from autotune.cli.app import app
 from autotune.plan import Budget
 from autotune.searches.options import NOT_SUBMITTED, Drop, HowToSearch, SearchOptions, Shown, option_name
 from autotune.searches.store.record import StudyRecord, check_same
@@ -112,3 +114,11 @@ def test_where_no_quality_is_judged_a_study_depends_on_none_of_its_options():
     """Earlier studies kept 0 steps there."""
     kept = record().model_dump(mode="json") | {"recovery_steps": 0}
     check_same("one", StudyRecord.model_validate(kept), record(recovery_steps=7))
+
+
+def test_what_is_decided_unless_said_can_be_turned_off(tmp_path):
+    """``life`` is None, yes or no: a service writes the last as ``--no-life``."""
+    spec = SearchSpec(task="model.py", archive="0" * 64, life=False)
+    assert arguments(spec, tmp_path)[0] == "--no-life"
+    context = typer.main.get_command(app).commands["search"].make_context("search", ["model.py", "--no-life"])
+    assert context.params["life"] is False

@@ -27,8 +27,8 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile
 from autotune.techniques.layers import Layers
 from autotune.techniques.offload import Offload
-from autotune.techniques.support import offloading, saved_to_disk
-from autotune.techniques.support.saved_to_disk import Disk
+from autotune.techniques.support.disk import offloading, saved_to_disk
+from autotune.techniques.support.disk.saved_to_disk import Disk
 from autotune.testing.techniques import TechniqueContract
 
 ON_DISK = Offload(kind="activations")

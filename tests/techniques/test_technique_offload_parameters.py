@@ -36,7 +36,7 @@ from autotune.techniques.offload import Offload
 from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.techniques.parallel import Parallel
 from autotune.techniques.precision import Precision
-from autotune.techniques.support.offloaded_weight import OffloadedWeight
+from autotune.techniques.support.disk.offloaded_weight import OffloadedWeight
 from autotune.testing.facts import facts_of
 from autotune.testing.runs import run_applied
 from autotune.testing.zoo import ZOO

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
+
+from .forwards import has_forward
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
 
 def is_recomputed(module: nn.Module) -> bool:
     """Whether its forward is :func:`recomputed`."""
-    forward = vars(module).get("forward")
-    return isinstance(forward, functools.partial) and forward.func is recomputed
+    return has_forward(module, recomputed)
 
 
 def recomputed(forward: Any, buffers: Buffers, /, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...internals.fake_tensors import FakeTensor
+from ....internals.fake_tensors import FakeTensor
 from .unnamed_file import UnnamedFile, bytes_of
 
 

@@ -21,12 +21,6 @@ _MOST_TIMES = 2
 """A storage is kept whole where it is at most so many times what is saved of it."""
 
 
-def is_offloaded(module: nn.Module) -> bool:
-    """Whether its forward is :func:`offloaded`."""
-    forward = vars(module).get("forward")
-    return isinstance(forward, functools.partial) and forward.func is offloaded
-
-
 def offloaded(forward: Any, disk: Disk, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What a block's forward returns, of which what is saved for backward goes to a file.
 
@@ -205,12 +199,12 @@ def _plain() -> tuple[type[Tensor], ...]:
     """Classes of tensors that are their numbers."""
     import torch
 
-    from ...internals.fake_tensors import FakeTensor
+    from ....internals.fake_tensors import FakeTensor
 
     return torch.Tensor, torch.nn.Parameter, FakeTensor
 
 
 def _is_fake(tensor: Tensor) -> bool:
-    from ...internals.fake_tensors import FakeTensor
+    from ....internals.fake_tensors import FakeTensor
 
     return isinstance(tensor, FakeTensor)

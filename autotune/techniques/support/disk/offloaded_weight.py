@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...errors import PlanError
+from ....errors import PlanError
 from .kept_content import Content, Store
 
 _Step = Callable[[Tensor], Tensor]

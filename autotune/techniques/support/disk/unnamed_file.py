@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UserError
-from ...units import format_bytes
+from ....errors import UserError
+from ....units import format_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor

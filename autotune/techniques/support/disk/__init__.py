@@ -1,0 +1,1 @@
+"""What stands in an unnamed file until it is read."""
