@@ -208,10 +208,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "weight_codes": [stores],
             "tiles": [recomputed, "autotune.techniques.support.feed_forward"],
             "split": ["autotune.techniques.support.feed_forward"],
-            "offload": [
-                forwards,
-                *(f"autotune.techniques.support.disk.{one}" for one in ("offloading", "saved_to_disk")),
-            ],
+            "offload": [forwards, offloading, to_disk],
             "saved_to_disk": [file],
             "offloading": [offloaded, content],
             "offloaded_weight": [content],
