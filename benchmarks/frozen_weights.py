@@ -39,8 +39,8 @@ _EIGHT, _FOUR = {"frozen_weights": {"kind": "8bit"}}, {"frozen_weights": {"kind"
 _EXACT, _BLOCKS = {"layers": {"kind": "exact"}}, {"checkpointing": {"kind": "blocks"}}
 PLANS: dict[str, dict[str, Any]] = {
     "stock": {}, "8bit": _EIGHT, "4bit": _FOUR, "layers": _EXACT, "8bit, layers": _EIGHT | _EXACT, "blocks": _BLOCKS,
-    "8bit, blocks": _EIGHT | _BLOCKS, "4bit, blocks": _FOUR | _BLOCKS, "8bit, layers, blocks": _EIGHT | _EXACT | _BLOCKS,
-    "4bit, layers, blocks": _FOUR | _EXACT | _BLOCKS,
+    "8bit, blocks": _EIGHT | _BLOCKS, "4bit, blocks": _FOUR | _BLOCKS,
+    "8bit, layers, blocks": _EIGHT | _EXACT | _BLOCKS, "4bit, layers, blocks": _FOUR | _EXACT | _BLOCKS,
 }  # fmt: skip
 _STEPS, _SEEDS = 100, 3
 
