@@ -41,6 +41,7 @@ VARIABLES: dict[str, Held] = {
     "pruning/factors.py:_REPLACED": Held("weights that factors took the place of", "the weight is gone"),
     "ranks.py:_alone": Held("a step is traced as one process's own part", "the block's end"),
     "techniques/allocator.py:_mapping": Held("glibc's threshold is the process's", "another plan is applied"),
+    "techniques/support/disk/unnamed_file.py:_num_forks": Held("what a fork may read is not written over", _PROCESS),
     "techniques/precision.py:_flags_before": Held("TF32 is process-wide in torch", "a next plan is applied"),
     "training/launched.py:_launcher": Held("a script that applies its own plan gets none twice", "hooks are removed"),
     "workers/process.py:_own": Held("children are told from orphans that were adopted", _PROCESS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import CodeType, FunctionType
@@ -137,7 +138,9 @@ class Attention(Technique):
             if _calls_attention(module):
                 # As in checkpointing: on the instance. The class's own is looked up late: layers change the class.
                 own = vars(module).get("forward")
-                vars(module)["forward"] = functools.partial(_by_kernel, module, own, self.kind)
+                made = functools.partial(_by_kernel, module, own, self.kind)
+                made.__signature__ = _signature(module.forward)  # type: ignore[attr-defined]
+                vars(module)["forward"] = made
         return model
 
 
@@ -219,11 +222,25 @@ def _switch(model: nn.Module, by: AttentionBy) -> None:
     models = _of_transformers(model)
     for one in models:
         vars(one)[_OWN] = one.config._attn_implementation
-    models[0].set_attn_implementation(by)
+    inner = {part for one in models for part in one.modules() if part is not one}
+    for one in models:
+        if one not in inner:
+            one.set_attn_implementation(by)
+
+
+def _signature(forward: Any) -> inspect.Signature:
+    """What a forward takes, which a Trainer reads the columns of its dataset from."""
+    own = inspect.signature(forward)
+    return own.replace(
+        parameters=[one.replace(annotation=inspect.Parameter.empty) for one in own.parameters.values()],
+        return_annotation=inspect.Signature.empty,
+    )
 
 
 _CALLS = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward", "ALL_ATTENTION_FUNCTIONS"})
 """Names in the code of a forward that comes to it: torch's, and transformers' table of attentions."""
+_BASES = ("transformers.modeling_utils", "transformers.integrations", "transformers.generation")
+"""Where transformers' models have what switches their attention, and does not compute it."""
 _LIBRARIES = ("torch", "transformers")
 """Whose functions are not looked into."""
 
@@ -238,7 +255,8 @@ def _calls_attention(module: nn.Module) -> bool:
 def _is_calling(kind: type) -> bool:
     from torch import nn
 
-    own = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    above = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    own = [base for base in above if not base.__module__.startswith(_BASES)]
     waiting = [one for base in own for one in vars(base).values() if isinstance(one, FunctionType)]
     seen = {*waiting}
     while waiting:

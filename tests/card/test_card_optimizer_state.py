@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+from functools import partial
 
 import pytest
 import stand_in
@@ -129,6 +130,20 @@ def _hooks_on_card(card, monkeypatch) -> None:
             update(self, parameter)
 
     monkeypatch.setattr(optimizer_step._Update, "__call__", told)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD with momentum"])
+@pytest.mark.parametrize("kind", ["for_loop", "fused", "default"])
+def test_half_precision_moves_as_by_one_kernel_for_each_operation_to_the_bit(card, name, kind, monkeypatch):
+    """Also where one for all is asked for: a CPU's of SGD would leave most of it where it was."""
+    monkeypatch.setitem(globals(), "weights", partial(halves, weights()))
+    plans = plan("default"), plan("host", optimizer=Optimizer(kind=kind))
+    ends = [trained(BUILDS[name], one)[0][:2] for one in plans]  # the last is left to the card
+    assert all(map(torch.equal, *ends))
+
+
+def halves(wholes):
+    return [nn.Parameter(one.detach().bfloat16()) for one in wholes]
 
 
 @pytest.mark.usefixtures("_hooks_on_card")

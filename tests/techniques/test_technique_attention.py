@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from typing import Any
 
@@ -278,3 +279,31 @@ def test_a_search_offers_a_switched_model_what_it_does_not_do_today():
 
 def test_a_model_that_shows_its_weights_stays_eager():
     assert ways(gpt2(configured("eager", output_attentions=True))) == ("eager",)
+
+
+class TwoModels(nn.Module):
+    """Of transformers, side by side."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.first, self.second = gpt2(configured(by)), gpt2(configured(by))
+
+
+@pytest.mark.parametrize(("own", "kind", "switched"), [("sdpa", "eager", "eager"), ("eager", "math", "sdpa")])
+def test_models_side_by_side_are_all_switched_and_back(own: str, kind: str, switched: str):
+    model = TwoModels(own)
+    by = lambda: [one.config._attn_implementation for one in (model.first, model.second)]  # noqa: E731
+    of(model, attention=Attention.model_validate({"kind": kind}))
+    assert by() == [switched] * 2
+    of(model)
+    assert by() == [own] * 2
+
+
+def test_what_a_forward_takes_stays_known():
+    """A Trainer reads from it which columns of a dataset a model wants."""
+    model, block = gpt2(configured("sdpa")), blocks(1)
+    names = [*inspect.signature(model.forward).parameters]
+    of(model, attention=MATH)
+    assert "forward" not in vars(model)
+    assert [*inspect.signature(model.forward).parameters] == names
+    assert [*inspect.signature(of(block, attention=MATH)[0].forward).parameters] == ["x"]

@@ -151,6 +151,60 @@ def test_a_weight_that_two_modules_share_is_one():
     assert_same(model, stock)
 
 
+@pytest.mark.parametrize("trains", [True, False], ids=["trained", "frozen"])
+def test_memory_that_two_parameters_are_stays(trains):
+    """What is written to the one reaches the other: neither is offloaded."""
+    stock = stock_of()
+    stock[1].base.weight = nn.Parameter(stock[0].base.weight.data, requires_grad=False)
+    stock[0].base.weight.requires_grad_(trains)
+    model = autotune.apply_to_model(Plan(settings=Settings(offload=ON_DISK)), stock)
+    assert not any(isinstance(model[one].base.weight, OffloadedWeight) for one in (0, 1))
+    with torch.no_grad():
+        model[0].base.weight.zero_()
+    assert not model[1].base.weight.any()
+
+
+def test_a_forked_process_reads_what_was_there():
+    """Also where its parent has other numbers since."""
+    model = of(stock_of(1))
+    weight: Any = model[0].base.weight
+    results(model)
+    before = weight.numbers()[0, 0].item()
+    (go, let_go), (told, tell) = os.pipe(), os.pipe()
+    if not (child := os.fork()):
+        os.read(go, 1)
+        os.write(tell, str(weight.numbers()[0, 0].item()).encode())
+        os._exit(0)
+    for _ in range(2):
+        with torch.no_grad():
+            weight.add_(1)
+        results(model)
+    os.write(let_go, b"!")
+    os.waitpid(child, 0)
+    assert float(os.read(told, 99)) == before
+    for one in (go, let_go, told, tell):
+        os.close(one)
+
+
+def test_room_is_used_again():
+    model = of(stock_of(1))
+    weight: Any = model[0].base.weight
+    ends = set()
+    for _ in range(3):
+        with torch.no_grad():
+            weight.add_(1)
+        results(model)
+        ends.add(weight._content.store.file().end)
+    assert ends == {weight.nbytes}
+
+
+def test_a_shape_is_not_changed_in_place():
+    model = of(stock_of(1))
+    with pytest.raises(PlanError, match=r"t_ was to change the shape of a weight of \(512, 512\) in place"):
+        model[0].base.weight.data.t_()
+    model[0].base.weight.detach_()
+
+
 def test_state_dicts_are_full_both_ways():
     stock, model = stock_of(), of(stock_of())
     state = model.state_dict()

@@ -160,6 +160,11 @@ class _Cast(_View):
 
 def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
     first = args[0] if args and isinstance(args[0], OffloadedWeight) else None
+    if first is not None and torch.Tag.inplace_view in func.tags and func is not torch.ops.aten.detach_.default:
+        raise PlanError(
+            f"settings.offload: {func._schema.name.removeprefix('aten::')} was to change the shape of a weight of "
+            f"{tuple(first.shape)} in place, which is offloaded. Use kind: none, or assign another tensor."
+        )
     if func in _SAME:
         return _again(args[0])
     if func is torch.ops.aten._to_copy.default and first is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ def offload(model: nn.Module, blocks: Iterable[nn.Module]) -> int:
     """
     store = Store()
     there = (one for block in blocks for one in block.modules() if not isinstance(one, nn.RNNBase))
-    found = {id(weight): weight for module in there for weight in module.parameters(False) if _may_go(weight)}
+    is_alone = _are_alone(model)
+    weights = (weight for module in there for weight in module.parameters(False))
+    found = {id(weight): weight for weight in weights if _may_go(weight) and is_alone(weight)}
     made = {key: OffloadedWeight.of(weight, store) for key, weight in found.items()}
     for module, name, weight in _parameters(model):
         if id(weight) in made:
@@ -55,6 +58,14 @@ def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
 def _may_go(weight: nn.Parameter) -> bool:
     is_plain = type(weight) is nn.Parameter and weight.layout == torch.strided and weight.device.type == "cpu"
     return is_plain and not weight.requires_grad and weight.nbytes >= _LEAST_BYTES
+
+
+def _are_alone(model: nn.Module) -> Callable[[torch.Tensor], bool]:
+    """Whether no other parameter or buffer is the same memory, which what is written to it would no longer reach."""
+    owners: dict[int, set[int]] = defaultdict(set)
+    for one in (*model.parameters(), *model.buffers()):
+        owners[one.untyped_storage()._cdata].add(id(one))
+    return lambda weight: len(owners[weight.untyped_storage()._cdata]) == 1
 
 
 def _in_memory(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:

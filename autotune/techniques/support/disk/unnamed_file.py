@@ -14,8 +14,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_num_forks = 0
+
+
+def _note_fork() -> None:
+    global _num_forks
+    _num_forks += 1
+
+
+os.register_at_fork(after_in_parent=_note_fork)
+
+
 class UnnamedFile:
-    """It has no name, so that nothing is left of it whatever becomes of the process; room in it is used again."""
+    """It has no name, so that nothing is left of it whatever becomes of the process; room in it is used again, but
+    what a forked process may still read."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -23,6 +35,8 @@ class UnnamedFile:
         self._file = _opened()
         self._free: dict[int, list[int]] = {}
         """Places of each size."""
+        self._written: dict[int, int] = {}
+        """After how many forks, by place."""
 
     def write(self, content: memoryview) -> int:
         """The place of what is written.
@@ -33,7 +47,7 @@ class UnnamedFile:
         free = self._free.get(len(content))
         place = free.pop() if free else self.end
         self.end = max(self.end, place + len(content))
-        done = 0
+        self._written[place], done = _num_forks, 0
         try:
             while done < len(content):
                 done += os.pwrite(self._file.fileno(), content[done:], place + done)
@@ -54,7 +68,8 @@ class UnnamedFile:
 
     def give_back(self, place: int, num_bytes: int) -> None:
         """The place may be written again."""
-        self._free.setdefault(num_bytes, []).append(place)
+        if self._written.pop(place) == _num_forks:
+            self._free.setdefault(num_bytes, []).append(place)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
