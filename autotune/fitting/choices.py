@@ -71,6 +71,7 @@ def combinations_of(
     choices = SearchSpace.of(rows, "fit: techniques").choices(facts.model_copy(update={"allocators": here}))
     found = []
     for name, row in choices.items():
+        row = tuple(one for one in row if not one.host_cached_bytes(facts))  # of whose memory nothing is known
         exact = [one for one in row if one.exactness(facts) == "exact"]
         if techniques is None or (rows[name] == "auto" and len(exact) > 1):
             row = tuple(exact)

@@ -142,6 +142,7 @@ def _any_task(device: Device) -> Facts:
         effective_batch_assumed=False,
         linear_features=1024,
         frozen_bytes=64 * MIB,
+        attention=("sdpa", "eager"),
         num_feed_forwards=1,
         split_error=0.0,
         allow_split=True,

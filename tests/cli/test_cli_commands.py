@@ -161,4 +161,9 @@ def test_doctor_says_what_this_machine_cannot_have(tmp_path, here):
     assert ended.returncode == 0, ended.stderr
     skipped = {(row["device"], row["technique"], row["setting"]) for row in json.loads(ended.stdout)["skipped"]}
     assert ("cpu", "precision", "fp16") in skipped
-    assert {technique for _, technique, _ in skipped} <= {"precision", "allocator", "compile"}, skipped
+    of_devices = {"precision", "allocator", "compile", "attention", "optimizer_state"}
+    assert {technique for _, technique, _ in skipped} <= of_devices, skipped
+    assert {setting for _, technique, setting in skipped if technique == "attention"} == {
+        "attention by efficient",
+        "attention by cudnn",
+    }
