@@ -1,4 +1,4 @@
-"""What frozen weights in fewer bits save, cost and change, in LLaMA-like models of transformers under adapters.
+"""What frozen weights in fewer bits, or on disk, save, cost and change, in LLaMA-like models under adapters.
 
     python -m benchmarks.frozen_weights --keep  # eight minutes
 
@@ -16,8 +16,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,13 @@ from .rows import save_rows
 from .steps import Step, ratios_of, take_turns
 
 _EIGHT, _FOUR = {"frozen_weights": {"kind": "8bit"}}, {"frozen_weights": {"kind": "4bit"}}
+_DISK = {"offload": {"kind": "parameters"}}
 _EXACT, _BLOCKS = {"layers": {"kind": "exact"}}, {"checkpointing": {"kind": "blocks"}}
 PLANS: dict[str, dict[str, Any]] = {
     "stock": {}, "8bit": _EIGHT, "4bit": _FOUR, "layers": _EXACT, "8bit, layers": _EIGHT | _EXACT, "blocks": _BLOCKS,
     "8bit, blocks": _EIGHT | _BLOCKS, "4bit, blocks": _FOUR | _BLOCKS,
     "8bit, layers, blocks": _EIGHT | _EXACT | _BLOCKS, "4bit, layers, blocks": _FOUR | _EXACT | _BLOCKS,
+    "disk": _DISK, "disk, blocks": _DISK | _BLOCKS,
 }  # fmt: skip
 _STEPS, _SEEDS = 100, 3
 
@@ -74,15 +77,16 @@ def _applied(model: nn.Module, settings: dict[str, Any], run: Any = None) -> nn.
     return autotune.apply_to_model(plan, copy.deepcopy(model), run=run)
 
 
-def measure_steps(rounds: int) -> list[dict[str, Any]]:
-    """Memory and time with each plan."""
+def measure_steps(rounds: int, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Memory and time with each plan, beside stock's."""
     torch.manual_seed(0)
     stock, words = adapted(llama(512, 8000)), torch.randint(0, 8000, (4, 256))
     sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False)  # noqa: E731 - it needs no memory
     task = Task(lambda: copy.deepcopy(stock), lambda: [*words] * 4, loss_of, build_optimizer=sgd, batch_size=4)
     run = lambda model: loss_of(model, words)  # noqa: E731
     steps, predicted, own = {}, {}, {}
-    for key, settings in PLANS.items():
+    for key in dict.fromkeys(("stock", *keys)):
+        settings = PLANS[key]
         plan = Plan(settings=Settings.model_validate(settings), budget=Budget(device="cpu"))
         predicted[key] = fit_memory_model(plan, task).peak_bytes(4)
         steps[key] = Step(_applied(stock, settings, run), run)
@@ -179,9 +183,11 @@ def main() -> None:
     """Measure, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="of a step of each plan")
+    parser.add_argument("--plan", choices=PLANS, action="append", help="steps with these alone")
     parser.add_argument("--keep", action="store_true", help="add the rows to results/frozen-weights-cpu.jsonl")
     arguments = parser.parse_args()
-    for measure in (lambda: measure_steps(arguments.rounds), measure_change):
+    steps = functools.partial(measure_steps, arguments.rounds, arguments.plan or tuple(PLANS))
+    for measure in (steps,) if arguments.plan else (steps, measure_change):
         rows = measure()
         for row in rows:
             print(row, flush=True)
