@@ -1,6 +1,6 @@
 """The least memory in which six jobs train: by the techniques of 2026-11-25, and by today's.
 
-    python -m benchmarks.smallest --keep  # an hour
+    python -m benchmarks.smallest --keep
 
 From the job as it stands, one technique after another takes the kind with the lowest predicted peak of tensors, until
 none lowers it: first of the older techniques, then of all. Exact and rounding ones alone. The batch of an optimizer
