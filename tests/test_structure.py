@@ -184,7 +184,8 @@ def test_no_rooms_of_a_part_import_each_other_in_a_circle():
 def test_a_technique_sees_its_base_and_its_facts_alone():
     """Techniques know nothing of each other but the settings that one may conflict with: their order is apply's."""
     support = (f"techniques.support.{name}" for name in ("base", "lossy", "facts"))
-    recomputed, forwards = (f"autotune.techniques.support.{name}" for name in ("recomputed", "forwards"))
+    on_modules = ("recomputed", "forwards", "elsewhere")
+    recomputed, forwards, elsewhere = (f"autotune.techniques.support.{name}" for name in on_modules)
     in_bits = ("kept_state", "saved_state", "stores", "weight_codes", "freezing", "frozen_weight", "host_step", "flat")
     parts = (f"autotune.techniques.support.bits.{name}" for name in in_bits)
     kept, saved, stores, codes, freezing, frozen, host, flat = parts
@@ -203,15 +204,15 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "recomputed": [forwards],
             "compile": [recomputed],
             "frozen_weights": [freezing],
-            "freezing": [frozen, codes],
-            "frozen_weight": [codes],
+            "freezing": [frozen, codes, elsewhere],
+            "frozen_weight": [codes, elsewhere],
             "weight_codes": [stores],
             "tiles": [recomputed, "autotune.techniques.support.feed_forward"],
             "split": ["autotune.techniques.support.feed_forward"],
             "offload": [forwards, offloading, to_disk],
             "saved_to_disk": [file],
-            "offloading": [offloaded, content],
-            "offloaded_weight": [content],
+            "offloading": [offloaded, content, elsewhere],
+            "offloaded_weight": [content, elsewhere],
             "kept_content": [file],
             "optimizer_state": [kept, saved],
             "optimizer_step": [kept],

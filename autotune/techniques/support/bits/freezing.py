@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from ..elsewhere import bring_back, put_in_place
 from .frozen_weight import FrozenWeight
 from .weight_codes import FLOATS, Form
 
@@ -17,32 +18,13 @@ def freeze(model: nn.Module, kind: str) -> int:
         How many there are.
     """
     made = {id(weight): FrozenWeight.of(weight, kind) for weight in frozen_weights(model)}
-    for module, name, weight in _parameters(model):
-        if id(weight) in made:
-            module.register_parameter(name, made[id(weight)])  # type: ignore[arg-type]
-            module.register_state_dict_post_hook(_in_full)  # type: ignore[no-untyped-call]
+    put_in_place(model, made)
     return len(made)
 
 
 def thaw(model: nn.Module) -> None:
     """Undo :func:`freeze`: the numbers stay as they were rounded."""
-    made: dict[int, nn.Parameter] = {}
-    for module, name, weight in _parameters(model):
-        if isinstance(weight, FrozenWeight):
-            full = made.setdefault(id(weight), weight.full())
-            module.register_parameter(name, full)
-            hooks = module._state_dict_hooks
-            for key in [key for key, hook in hooks.items() if hook is _in_full]:
-                del hooks[key]
-
-
-def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
-    """All, with the modules that have them and their names there."""
-    return [
-        (module, name, parameter)
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
-    ]
+    bring_back(model, FrozenWeight)
 
 
 def frozen_weights(model: nn.Module) -> list[nn.Parameter]:
@@ -71,11 +53,3 @@ def _can_be_codes(weight: Any) -> bool:
         return False
     is_plain = weight.is_contiguous() and weight.numel() > 0
     return is_plain and Form("8bit", weight.shape, weight.dtype).num_bytes < weight.nbytes
-
-
-def _in_full(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """A state dict has numbers, unless it is asked for the very parameters."""
-    for name, weight in module.named_parameters(recurse=False, remove_duplicate=False):
-        kept: Any = state_dict.get(prefix + name)
-        if isinstance(kept, FrozenWeight) and kept is not weight:
-            state_dict[prefix + name] = kept.numbers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,16 +13,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ....errors import PlanError
+from ..elsewhere import Elsewhere
 from .weight_codes import FLOATS, Form
 
 
-class FrozenWeight(Tensor):
+class FrozenWeight(Elsewhere):
     """A parameter of the shape and dtype that it had, whose numbers are made anew for each operation that reads them.
 
     Linear layers and embeddings keep only codes for backward. What takes the place of its numbers is rounded again; an
     update of them, which rounding would lose a part of, and a write into a view of it raise a PlanError.
     """
 
+    _no_memory: ClassVar[str] = (
+        "settings.frozen_weights: the memory of a weight of {shape} is asked for, which holds codes and no numbers. "
+        "Use kind: none, or read the weight by torch's operations."
+    )
     _codes: Tensor
     _form: Form
 
@@ -51,13 +56,6 @@ class FrozenWeight(Tensor):
         """All of them, made anew."""
         return self._form.decode(self._codes)
 
-    def full(self) -> nn.Parameter:
-        """A parameter in full, with what hangs on this one."""
-        made = nn.Parameter(self.numbers(), requires_grad=False)
-        own = vars(_parameter(self._codes, self._form))
-        vars(made).update({name: value for name, value in vars(self).items() if name not in own})
-        return made
-
     def _write(self, numbers: Tensor) -> None:
         """Keep other numbers.
 
@@ -84,34 +82,6 @@ class FrozenWeight(Tensor):
                 f"settings.frozen_weights: a weight of {tuple(self.shape)} does not train and is kept as codes, but it "
                 "is updated in place, as by a moving average: rounding would lose small updates. Use kind: none."
             )
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """Its numbers; what is written to them is lost."""
-        return self.numbers().numpy(force=force)
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.numbers().__array__(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def tolist(self) -> Any:
-        """Its numbers."""
-        return self.numbers().tolist()
-
-    def data_ptr(self) -> NoReturn:
-        """
-        Raises:
-            PlanError: there are no numbers in memory.
-        """
-        raise PlanError(
-            f"settings.frozen_weights: the memory of a weight of {tuple(self.shape)} is asked for, which holds codes "
-            "and no numbers. Use kind: none, or read the weight by torch's operations."
-        )
-
-    def storage(self) -> NoReturn:
-        """As :meth:`data_ptr`."""
-        self.data_ptr()
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """Where the codes lie."""

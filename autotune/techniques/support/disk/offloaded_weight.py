@@ -5,19 +5,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ....errors import PlanError
+from ..elsewhere import Elsewhere
 from .kept_content import Content, Store
 
 _Step = Callable[[Tensor], Tensor]
 
 
-class OffloadedWeight(Tensor):
+class OffloadedWeight(Elsewhere):
     """A parameter of the shape, dtype and device that it had, or a view of one, or one in another dtype.
 
     What autograd saves of it is no number either: backward fetches them again. What writes to it or to a view of it
@@ -26,6 +27,10 @@ class OffloadedWeight(Tensor):
 
     in_parts: ClassVar[bool] = True
     """Dispatch modes that watch see the operations that one of it is made of."""
+    _no_memory: ClassVar[str] = (
+        "settings.offload: the memory of a weight of {shape} is asked for, which is offloaded. Use kind: none, leave "
+        "its block out of blocks, or read the weight by torch's operations."
+    )
     _content: Content
     _steps: tuple[_Step, ...]
     """That make this of what is kept: views and casts."""
@@ -62,12 +67,9 @@ class OffloadedWeight(Tensor):
             numbers = step(numbers)
         return numbers
 
-    def full(self) -> nn.Parameter:
-        """A parameter in memory, with what hangs on this one."""
-        made = nn.Parameter(self.numbers().clone(), requires_grad=False)
-        own = vars(_parameter(self._content))
-        vars(made).update({name: value for name, value in vars(self).items() if name not in own})
-        return made
+    def fresh(self) -> Tensor:
+        """A copy of what others may fetch."""
+        return self.numbers().clone()
 
     def is_copy(self) -> bool:
         """Whether it is the same numbers in another dtype, which nobody sees others through."""
@@ -75,36 +77,8 @@ class OffloadedWeight(Tensor):
 
     def settle(self) -> None:
         """Keep its numbers by themselves."""
-        numbers = self.numbers().clone()
+        numbers = self.fresh()
         self._content, self._steps = Content(numbers, self._content.store), ()
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """Its numbers; what is written to them is lost."""
-        return self.numbers().numpy(force=force)
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.numbers().__array__(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def tolist(self) -> Any:
-        """Its numbers."""
-        return self.numbers().tolist()
-
-    def data_ptr(self) -> NoReturn:
-        """
-        Raises:
-            PlanError: there are no numbers in memory.
-        """
-        raise PlanError(
-            f"settings.offload: the memory of a weight of {tuple(self.shape)} is asked for, which is offloaded. Use "
-            "kind: none, leave its block out of blocks, or read the weight by torch's operations."
-        )
-
-    def storage(self) -> NoReturn:
-        """As :meth:`data_ptr`."""
-        self.data_ptr()
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """None of its own: without bytes, the same for all views."""

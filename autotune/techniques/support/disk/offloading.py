@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import nn
 
+from .. import elsewhere
 from .kept_content import Store
 from .offloaded_weight import OffloadedWeight
 
@@ -28,31 +28,13 @@ def offload(model: nn.Module, blocks: Iterable[nn.Module]) -> int:
     weights = (weight for module in there for weight in module.parameters(False))
     found = {id(weight): weight for weight in weights if _may_go(weight) and is_alone(weight)}
     made = {key: OffloadedWeight.of(weight, store) for key, weight in found.items()}
-    for module, name, weight in _parameters(model):
-        if id(weight) in made:
-            module.register_parameter(name, made[id(weight)])  # type: ignore[arg-type]
-            module.register_state_dict_post_hook(_in_memory)  # type: ignore[no-untyped-call]
+    elsewhere.put_in_place(model, made)
     return len(made)
 
 
 def bring_back(model: nn.Module) -> None:
     """Undo :func:`offload`."""
-    made: dict[int, nn.Parameter] = {}
-    for module, name, weight in _parameters(model):
-        if isinstance(weight, OffloadedWeight):
-            module.register_parameter(name, made.setdefault(id(weight), weight.full()))
-            hooks = module._state_dict_hooks
-            for key in [key for key, hook in hooks.items() if hook is _in_memory]:
-                del hooks[key]
-
-
-def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
-    """All, with the modules that have them and their names there."""
-    return [
-        (module, name, parameter)
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
-    ]
+    elsewhere.bring_back(model, OffloadedWeight)
 
 
 def _may_go(weight: nn.Parameter) -> bool:
@@ -66,11 +48,3 @@ def _are_alone(model: nn.Module) -> Callable[[torch.Tensor], bool]:
     for one in (*model.parameters(), *model.buffers()):
         owners[one.untyped_storage()._cdata].add(id(one))
     return lambda weight: len(owners[weight.untyped_storage()._cdata]) == 1
-
-
-def _in_memory(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """A state dict has numbers, unless it is asked for the very parameters."""
-    for name, weight in module.named_parameters(recurse=False, remove_duplicate=False):
-        kept: Any = state_dict.get(prefix + name)
-        if isinstance(kept, OffloadedWeight) and kept is not weight:
-            state_dict[prefix + name] = kept.numbers().clone()
