@@ -25,9 +25,9 @@ _SPREAD, _SPREAD_MAPPED = 1.3, 1.1
 where glibc allots its memory, and nothing measures this one; and where large tensors have pages of their own. A Gemma 2
 whose step has several tensors of just under 32 MiB, the largest that glibc puts on its heap, took 1.12 to 1.26 times as
 much in four runs of three steps; 20 others took at most 1.06 times (``benchmarks/results/fit-cpu.jsonl``). Not bounded:
-that heap grew at each step, and in a fifth run the fourth step was above this, too. With pages of their own, 57
-trainings of 22 models took 1.00 to 1.11 times the middle of the interval, 1.02 at the median, none above its upper end;
-a SegFormer, whose rows are not kept, was 3 MiB above it."""
+that heap grew at each step, and in a fifth run the fourth step was above this, too. With pages of their own, 60
+trainings of 23 models took 1.00 to 1.11 times the middle of the interval, 1.02 at the median; one of them, a SegFormer,
+took 3 MiB more than its upper end."""
 _MOST_KEPT = 24
 """Predictors kept at a time: those that a program is made from, and what it finds. Each holds its traces, and the
 task's model where it was probed."""
