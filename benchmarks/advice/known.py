@@ -13,9 +13,10 @@ from autotune.techniques.batch import Batch
 
 from ..layer_models import freeze
 
-ALL = ("char GPT", "ResNet-50", "U-Net", "ViT", "embedding")
+ALL = ("char GPT", "GPT-2", "ResNet-50", "U-Net", "ViT", "embedding")
 _IMAGES = ("ResNet-50", "U-Net", "ViT")
 _LIGHT = ("char GPT", "U-Net", "ViT")
+_TRANSFORMERS = ("char GPT", "GPT-2", "ViT")
 
 Edit = Callable[[nn.Module], Any]
 
@@ -72,6 +73,9 @@ ADVICE: dict[str, Advice] = {
     "smaller batch": Advice("batch ÷ 2, accumulated", _LIGHT, batch=lambda size: Batch(micro=size // 2, accumulate=2)),
     "blocks": Advice("checkpointing, all blocks", _LIGHT, {"checkpointing": {"kind": "blocks"}}),
     "exact": Advice("saving layers, exact", _LIGHT, {"layers": {"kind": "exact"}}),
+    "tiles": Advice("feed-forward parts in tiles", _TRANSFORMERS, {"tiles": {"kind": "feed_forward"}}),
+    "bf16": Advice("bf16 autocast", _LIGHT, {"precision": {"kind": "bf16"}}),
+    "offload": Advice("activations on disk", _LIGHT, {"offload": {"kind": "activations"}}),
     "frozen": Advice("exact, only norms train", _LIGHT, {"layers": {"kind": "exact"}}, of_both=train_norms),
     "channels last": Advice("channels-last", _IMAGES, {"memory_format": {"kind": "channels_last"}}),
     "in place": Advice("ReLU, dropout in place", ("char GPT", "ResNet-50", "ViT"), edit=in_place),
@@ -82,6 +86,10 @@ ADVICE: dict[str, Advice] = {
         {"optimizer_step": {"kind": "in_backward"}},
     ),
     "8bit": Advice("8-bit optimizer state", _LIGHT, {"optimizer_state": {"kind": "8bit"}}),
+    "4bit": Advice("4-bit optimizer state", (*_LIGHT, "GPT-2"), {"optimizer_state": {"kind": "4bit"}}),
+    "frozen 8bit": Advice(
+        "frozen weights in 8 bits", _TRANSFORMERS, {"frozen_weights": {"kind": "8bit"}}, of_both=train_norms
+    ),
     "pruning": Advice("structured pruning, 25 %", _LIGHT, {"pruning": {"kind": "structured", "ratio": 0.25}}),
     "masks": Advice("`l1_unstructured`, 50 %", _LIGHT, edit=mask_weights),
     "low rank": Advice("low rank, a quarter", ("char GPT", "ViT", "embedding"), {"low_rank": {"kind": "svd"}}),

@@ -1,6 +1,6 @@
 """An optimizer step as advised beside the stock step: all tensors at the peak, and the time a sample.
 
-Time is the processor's, which others on the machine disturb less; where loaders differ, it is the clock's.
+Time is the processor's, which others on the machine disturb less; with another loader or a disk, it is the clock's.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Job:
         stock, stock_peak = self._stock[edit]
         advised, peak = _built({"batch": batch, **advice.settings}, _edited(self._task, edit, advice.edit))
         steps = {"stock": stock, "advised": advised}
-        clock = time.perf_counter if "data_loading" in advice.settings else time.process_time
+        clock = time.perf_counter if {"data_loading", "offload"} & advice.settings.keys() else time.process_time
         seconds = take_turns(steps, _ROUNDS, clock)
         samples = batch.num_samples / self._size
         ratios = [ratio / samples for ratio in ratios_of(seconds["advised"], seconds["stock"])]

@@ -19,6 +19,7 @@ from autotune.techniques import Settings
 from autotune.units import MIB
 
 from ..steps import ratios_of, take_turns
+from . import ranks
 from .jobs import JOBS
 from .known import ON_A_CARD
 
@@ -113,6 +114,7 @@ def predict_card(name: str) -> dict[str, Any]:
 
 OTHERS: dict[str, tuple[Callable[[str], dict[str, Any]], tuple[str, ...]]] = {
     "weights": (measure_weights, (*SHAPES,)),
+    "ranks": (ranks.measure, ("char GPT", "ResNet-50", "ViT")),
     "quantized": (count_gradients, ("char GPT", "ViT", "embedding")),
     "predicted": (predict_card, ("char GPT", "ViT", "U-Net", "embedding", "GPT-2")),
 }

@@ -9,6 +9,7 @@ from typing import Any
 from ..rows import load_rows
 from .known import ADVICE, ALL, ON_A_CARD
 from .other import OTHERS, SHAPES
+from .ranks import HOOKS
 
 Row = dict[str, Any]
 Made = tuple[str, Iterable[Iterator[str]]]
@@ -74,6 +75,21 @@ def _weight_cells(key: str, found: dict[tuple[str, str], Row]) -> Iterator[str]:
         yield f"{row['bytes_ratio'][key]:.2f}·{row['time_ratio'][key]:.2f} ({low:.2f}–{high:.2f})"
 
 
+def _ranks() -> Made:
+    found = _newest("ranks")
+    models = OTHERS["ranks"][1]
+    return _made(("exchanged", *models), (_ranks_cells(key, words, found) for key, words in HOOKS.items()))
+
+
+def _ranks_cells(key: str, words: str, found: dict[tuple[str, str], Row]) -> Iterator[str]:
+    yield words
+    for model in OTHERS["ranks"][1]:
+        row = found["", model]
+        low, high = row["time_spread"][key]
+        whole, last = row["last_loss"]["whole"], row["last_loss"][key]
+        yield f"{row['bytes_ratio'][key]:.2f}·{row['time_ratio'][key]:.2f} ({low:.2f}–{high:.2f})·{last / whole:.2f}"
+
+
 def _card() -> Made:
     found = _newest("predicted")
     models = OTHERS["predicted"][1]
@@ -94,5 +110,10 @@ def _newest(part: str) -> dict[tuple[str, str], Row]:
     return {(row.get("advice", ""), row["model"]): row for row in load_rows("advice", "cpu") if row["part"] == part}
 
 
-TABLES: dict[str, Callable[[], Made]] = {"advice": _steps, "advice: weights": _weights, "advice: card": _card}
+TABLES: dict[str, Callable[[], Made]] = {
+    "advice": _steps,
+    "advice: weights": _weights,
+    "advice: ranks": _ranks,
+    "advice: card": _card,
+}
 """By the names that the page has."""
