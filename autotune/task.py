@@ -67,6 +67,29 @@ def _join(samples: list[Any]) -> Any:
 
 
 @dataclass(frozen=True)
+class _Declaring:
+    """The ``build_model`` of a task that says which blocks are reversible."""
+
+    build: Callable[[], nn.Module]
+    paths: Sequence[str]
+
+    def __call__(self) -> nn.Module:
+        """
+        Raises:
+            TaskError: a path names no module, or one without ``f`` and ``g``.
+        """
+        from torch import nn
+
+        from .techniques.checkpointing import find_blocks
+        from .techniques.support.coupling import declare
+
+        model = self.build()
+        if isinstance(model, nn.Module):
+            declare(find_blocks(model, self.paths, "reversible_blocks"))
+        return model
+
+
+@dataclass(frozen=True)
 class Task:
     """A training job: how to build the model, the data, the loss, and what is optional.
 
@@ -126,6 +149,9 @@ class Task:
     """The gradients' global norm, beyond which they are scaled down to it before each optimizer step; None never."""
     blocks: Sequence[str] = ()
     """Module paths of the blocks that checkpointing chooses from (or of their containers); empty finds them."""
+    reversible_blocks: Sequence[str] = ()
+    """Module paths of blocks (or of their containers) with modules ``f`` and ``g`` whose forward takes ``(x1, x2)`` and
+    returns ``(y1, y2)``: ``y1 = x1 + f(x2)``, ``y2 = x2 + g(y1)``. None are reversible where it is empty."""
     shards_by_worker: bool = False
     """Whether an iterable dataset splits itself between loader workers."""
     even_batches: bool = False
@@ -153,11 +179,14 @@ class Task:
             )
         if not isinstance(self.shards_by_worker, bool):
             problems.append(f"shards_by_worker must be True or False, but got {self.shards_by_worker!r}")
-        paths = self.blocks
-        if isinstance(paths, str) or not isinstance(paths, Sequence) or not all(isinstance(p, str) for p in paths):
-            problems.append(f"blocks must be a list of module paths, but got {paths!r}")
+        for name, paths in (("blocks", self.blocks), ("reversible_blocks", self.reversible_blocks)):
+            if isinstance(paths, str) or not isinstance(paths, Sequence) or not all(isinstance(p, str) for p in paths):
+                problems.append(f"{name} must be a list of module paths, but got {paths!r}")
         if problems:
             raise TaskError("\n".join(f"{self.source or 'task'}: {problem}." for problem in problems))
+        if self.reversible_blocks:
+            build = self.build_model.build if isinstance(self.build_model, _Declaring) else self.build_model
+            object.__setattr__(self, "build_model", _Declaring(build, self.reversible_blocks))
 
     def _wrong_data(self) -> Iterator[str]:
         """Pieces that are missing, or too many; loaders of the task's own become its data."""

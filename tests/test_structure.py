@@ -202,6 +202,8 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "low_rank": ["autotune.pruning"],
             "checkpointing": [recomputed, forwards],
             "recomputed": [forwards],
+            "reversible": [forwards, "autotune.techniques.support.coupling"],
+            "coupling": [recomputed],
             "compile": [recomputed],
             "frozen_weights": [freezing],
             "freezing": [frozen, codes, elsewhere],

@@ -32,6 +32,7 @@ from .optimizers.optimizer_step import OptimizerStep
 from .optimizers.sparse_gradients import SparseGradients
 from .parallel import Parallel
 from .precision import Kind, Precision
+from .reversible import Reversible
 from .support.base import Effect, Exactness, LoaderSpec, Program, Stage, Technique
 from .support.environment import joined
 from .support.facts import Device, Facts
@@ -68,6 +69,7 @@ class Settings(BaseModel):
     attention: Attention = Attention()
     layers: Layers = Layers()
     tiles: Tiles = Tiles()
+    reversible: Reversible = Reversible()
     checkpointing: Checkpointing = Checkpointing()
     offload: Offload = Offload()
     memory_format: MemoryFormat = MemoryFormat()

@@ -199,7 +199,7 @@ class Checkpointing(Technique):
         return ", ".join(str(number) for number in self.blocks if number >= num_blocks)
 
 
-def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:
+def find_blocks(model: nn.Module, paths: Sequence[str] = (), name: str = "blocks") -> list[nn.Module]:
     """The model's repeated blocks, in registration order, none inside another.
 
     A block is a module of a class that occurs at least twice in one ``ModuleList`` or ``Sequential``, and more than a
@@ -209,6 +209,7 @@ def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:
     Args:
         model: before any technique.
         paths: module paths of blocks, or of containers whose children are blocks; these are taken instead.
+        name: what the task calls the paths.
 
     Returns:
         The blocks, each once.
@@ -217,7 +218,7 @@ def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:
         TaskError: a path names no module.
     """
     if paths:
-        return _named_blocks(model, paths)
+        return _named_blocks(model, paths, name)
     kinds = _repeated_kinds(model)
     blocks = _blocks_in(model, kinds)
     while inner := {block: _blocks_in(block, kinds) for block in blocks}:
@@ -227,14 +228,14 @@ def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:
     return blocks or _distinct(_callable_children(model))
 
 
-def _named_blocks(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
+def _named_blocks(model: nn.Module, paths: Sequence[str], name: str) -> list[nn.Module]:
     known = dict(model.named_modules())
     unknown = [path for path in paths if path not in known]
     if unknown:
-        raise TaskError(f"blocks: the model has no module {', '.join(unknown)}. Use paths of model.named_modules().")
+        raise TaskError(f"{name}: the model has no module {', '.join(unknown)}. Use paths of model.named_modules().")
     for inner, outer in itertools.permutations(paths, 2):
         if inner.startswith(f"{outer}."):
-            raise TaskError(f"blocks: {inner} lies inside {outer}, and would be recomputed twice. Name one of them.")
+            raise TaskError(f"{name}: {inner} lies inside {outer}, and would be recomputed twice. Name one of them.")
     chosen = (known[path] for path in paths)
     return _distinct([block for module in chosen for block in (module.children() if _holds(module) else (module,))])
 

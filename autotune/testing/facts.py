@@ -19,6 +19,7 @@ from ..techniques.frozen_weights import FrozenWeights
 from ..techniques.optimizers.optimizer import supported_implementations
 from ..techniques.optimizers.optimizer_state import OptimizerState
 from ..techniques.optimizers.sparse_gradients import SparseGradients
+from ..techniques.reversible import Reversible
 from ..techniques.support.feed_forward import find_feed_forwards
 from ..training.fingerprint import fingerprint
 from ..units import MIB
@@ -77,6 +78,7 @@ def facts_of(task: Task) -> Facts:
         "linear_features": linear_features(model),
         **FrozenWeights.facts_of(model, optimizer, "cpu"),
         "num_feed_forwards": len(find_feed_forwards(model)),
+        **Reversible.facts_of(model, optimizer, "cpu"),
         "attention": ways(model),
         "variants": {name: sum(p.numel() for p in build().parameters()) for name, build in task.variants.items()},
         "dataset_length": None if stream else len(dataset),

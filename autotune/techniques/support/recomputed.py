@@ -83,6 +83,10 @@ class Buffers:
         keeping, kept = _with_products()
         return _within(first, keeping), _within(again, kept)
 
+    def spared(self) -> AbstractContextManager[None]:
+        """For a forward besides: what it changes are copies."""
+        return self._replay(dict(self._variable()))
+
     @contextmanager
     def _note(self, before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
         versions: dict[tuple[nn.Module, str], tuple[Tensor, int]] = {}
