@@ -1,11 +1,13 @@
-"""What tiles, disk, and attention's kernels save and cost, in training steps of two models of transformers on long
-inputs.
+"""What tiles, disk, attention's kernels and reversible blocks save and cost, in training steps of three transformers
+on long inputs.
 
     python -m benchmarks.tiles --keep  # six minutes
     python -m benchmarks.tiles --plan math --plan eager --positions 1024  # attention's alone
+    python -m benchmarks.tiles --only reversible --positions 1024 --keep
 
 Four blocks of GPT-2 (256 features, 1,024 inside, dropout 0.1 but in its attention) and of LLaMA (256, 1,024 twice),
-2,048 positions or as many as asked for, without a head, whose logits would be the peak. Each plan's step takes turns
+2,048 positions or as many as asked for, without a head, whose logits would be the peak; twelve reversible blocks of the
+same sizes, attention and dropout as GPT-2's. Each plan's step takes turns
 with the stock step. The peak is the largest running sum of what a step allocates and frees, beside the model's weights;
 predicted: the same, before it ran.
 """
@@ -16,6 +18,8 @@ import argparse
 import copy
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,8 +45,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "stock": {}, "tiles": _TILES, "layers": _EXACT, "tiles, layers": _TILES | _EXACT, "blocks": _BLOCKS,
     "tiles, blocks": _TILES | _BLOCKS, "offload": _DISK, "layers, offload": _EXACT | _DISK,
     "blocks, offload": _BLOCKS | _DISK, "math": _MATH, "math, layers": _MATH | _EXACT,
-    "eager": {"attention": {"kind": "eager"}},
+    "eager": {"attention": {"kind": "eager"}}, "reversible": {"reversible": {"kind": "blocks"}},
 }  # fmt: skip
+_OF_REVERSIBLE = ("stock", "reversible", "blocks")
 
 
 def _gpt2() -> nn.Module:
@@ -59,7 +64,46 @@ def _llama() -> nn.Module:
     return LlamaModel(LlamaConfig(**size, use_cache=False))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": _gpt2, "llama": _llama}
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(256), nn.Linear(256, 768)
+        self.out, self.dropout = nn.Linear(256, 256), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one.unflatten(-1, (4, 64)).transpose(1, 2) for one in self.qkv(self.norm(x)).chunk(3, -1))
+        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.dropout(self.out(found.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = _Attention()
+        self.g = nn.Sequential(
+            nn.LayerNorm(256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256), nn.Dropout(0.1)
+        )
+
+    def forward(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+        y1 = x1 + self.f(x2)
+        return y1, x2 + self.g(y1)
+
+
+class _Reversible(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(1000, 256), nn.Embedding(LENGTH, 256)
+        self.blocks = nn.ModuleList(_Block() for _ in range(12))
+
+    def forward(self, input_ids: Tensor) -> SimpleNamespace:
+        x = self.tokens(input_ids) + self.places.weight[: input_ids.shape[1]]
+        pair = (x, x)
+        for block in self.blocks:
+            pair = block(*pair)
+        return SimpleNamespace(last_hidden_state=pair[0] + pair[1])
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": _gpt2, "llama": _llama, "reversible": _Reversible}
 
 
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
@@ -72,8 +116,9 @@ def measure(name: str, rounds: int, plans: Sequence[str], length: int) -> list[d
     words = torch.randint(0, 1000, (1, length), generator=torch.Generator().manual_seed(0))
     sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False)  # noqa: E731 - it needs no memory
     task = Task(MODELS[name], lambda: [words[0]] * 4, loss_of, build_optimizer=sgd, batch_size=1)
+    task = replace(task, reversible_blocks=["blocks"] if name == "reversible" else [])
     torch.manual_seed(0)
-    stock = MODELS[name]()
+    stock = task.build_model()
     blocks = [key for key, module in stock.named_modules() if isinstance(module, nn.ModuleList)]
     steps, predicted = {}, {}
     for key in plans:
@@ -115,7 +160,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="add the rows to results/tiles-cpu.jsonl")
     arguments = parser.parse_args()
     for name in arguments.only or MODELS:
-        plans = ["stock", *(key for key in arguments.plan or PLANS if key != "stock")]
+        known = _OF_REVERSIBLE if name == "reversible" else [key for key in PLANS if key != "reversible"]
+        plans = ["stock", *(key for key in arguments.plan or known if key != "stock")]
         rows = measure(name, arguments.rounds, plans, arguments.positions)
         for row in rows:
             low, high = row["time_spread"]
