@@ -220,6 +220,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "optimizer_step": [kept],
             "sparse_gradients": [rows],
             "lazy_adam": [rows],
+            "trained_weights": [kept, "autotune.techniques.support.bits", forwards],
             "rows": [apart],
             "kept_state": [apart, saved, stores, host, flat],
             "host_step": [apart, flat],

@@ -127,6 +127,7 @@ MARKS: dict[str, Held] = {
     "_autotune_samples": Held("on the same cache", "it is gone"),
     "_autotune_schedule": Held("on an optimizer of Lightning's: its schedule by steps", "the optimizer is gone"),
     "_autotune_site": Held("on a converted module: who else keeps its tensors, and what it computes", "restore"),
+    "_autotune_trained_weights": Held("on a model: names of weights in bfloat16", "a next plan is applied"),
     "_autotune_variant": Held("on a model: which variant it is", "the model is gone"),
 }
 """Attributes on a user's objects."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 
 from ..errors import TaskError, TrialsLost, UserError
-from ..techniques import TECHNIQUES
 from ..units import format_percent
 from ..workers import STOPPED, Measured, Outcome, OutOfMemory, TimedOut, ended, result_of
 from .anchors import Anchors
@@ -35,12 +34,10 @@ def explore_whole(
     name = session.options.sampler
     separable = Separable(session.study, space, session.facts)
     fixed = separable.base(session.reference_settings) if name == "gain" else {}
-    lossy = {name: TECHNIQUES[name]() for name, row in space.choices.items() if "function" in row[0].affects}
-    has_same = name == "gain" and all(as_it_is in space.choices[row] for row, as_it_is in lossy.items())
-    as_it_is = lossy if has_same else {}
-    parts = [space.narrowed({**fixed, **as_it_is}), *([space.narrowed(fixed)] if as_it_is else [])]
-    session.foreseen = foresee(session, *parts)
-    candidates.use(name, session.foreseen, fixed, separable.unconfirmed, as_it_is, session.is_tight)
+    whole = space.narrowed(fixed)
+    same = whole.as_it_is() if name == "gain" else None
+    session.foreseen = foresee(session, *filter(None, (same, whole)))
+    candidates.use(name, session.foreseen, fixed, separable.unconfirmed, session.is_tight)
     return explore(session, candidates, doubt, anchors)
 
 

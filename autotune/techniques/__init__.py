@@ -30,6 +30,7 @@ from .optimizers.optimizer import Optimizer
 from .optimizers.optimizer_state import OptimizerState
 from .optimizers.optimizer_step import OptimizerStep
 from .optimizers.sparse_gradients import SparseGradients
+from .optimizers.trained_weights import TrainedWeights
 from .parallel import Parallel
 from .precision import Kind, Precision
 from .reversible import Reversible
@@ -78,6 +79,7 @@ class Settings(BaseModel):
     data_loading: DataLoading = DataLoading()
     optimizer: Optimizer = Optimizer()
     optimizer_state: OptimizerState = OptimizerState()
+    trained_weights: TrainedWeights = TrainedWeights()
     optimizer_step: OptimizerStep = OptimizerStep()
     sparse_gradients: SparseGradients = SparseGradients()
     lazy_adam: LazyAdam = LazyAdam()

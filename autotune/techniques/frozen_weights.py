@@ -9,7 +9,7 @@ from ..errors import PlanError
 from ..units import MIB, format_bytes
 from .support.base import Effect, Exactness, Run, Stage
 from .support.facts import Facts
-from .support.lossy import Lossy
+from .support.lossy import Affects, Lossy
 
 if TYPE_CHECKING:
     import torch
@@ -22,14 +22,6 @@ _LEAST_BYTES = 8 * MIB
 _OF_SHARDS = "fsdp shares out each parameter, which codes were not tried with"
 
 
-class _Affects:
-    """What settings affect: 8 bits round what the model computes, and fewer change it."""
-
-    def __get__(self, setting: FrozenWeights | None, owner: type) -> frozenset[Effect]:
-        rounds = setting is not None and setting.kind == "8bit"
-        return frozenset({"tensors", "code"}) if rounds else frozenset({"tensors", "code", "function"})
-
-
 class FrozenWeights(Lossy):
     """In how many bits weights of linear layers and embeddings that do not train are kept.
 
@@ -39,7 +31,7 @@ class FrozenWeights(Lossy):
     name: ClassVar[str] = "frozen_weights"
     goes_by: ClassVar[str | None] = "frozen weights"
     stage: ClassVar[Stage] = Stage.FROZEN
-    affects: ClassVar[frozenset[Effect]] = _Affects()  # type: ignore[assignment]
+    affects: ClassVar[frozenset[Effect]] = Affects({"tensors", "code"}, {None, "none", "4bit"})  # type: ignore[assignment]
     trades_time: ClassVar[bool] = True
     only_where_listed: ClassVar[bool] = True
     rewrites: ClassVar[bool] = True

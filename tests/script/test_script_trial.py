@@ -107,7 +107,7 @@ def test_facts_come_from_the_scripts_first_steps(local_executor):
     assert facts.optimizer == "AdamW"
     of_models, of_optimizers = (
         {"variant", "pruning", "low_rank", "frozen_weights"},
-        {"optimizer_step", "sparse_gradients", "lazy_adam"},
+        {"optimizer_step", "sparse_gradients", "lazy_adam", "trained_weights"},
     )
     assert facts.left_out.keys() == {*of_models, *of_optimizers, "parallel"}
 

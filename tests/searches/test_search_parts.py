@@ -14,8 +14,10 @@ from autotune.estimates import Prediction
 from autotune.measure.measurement import Quality
 from autotune.search_spaces import load_space
 from autotune.searches.options import Drop
+from autotune.searches.sampler.configuration_space import ConfigurationSpace
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
+from autotune.techniques.optimizers.optimizer_state import OptimizerState
 from autotune.workers import Measured, MeasureRequest, Outcome, PredictRequest, TrialRequest
 from autotune.workers.table import Row, TableExecutor
 
@@ -203,3 +205,18 @@ def test_a_network_of_convolutions_is_pruned_from_every_seed(seed: int):
     """By a half at the most: three quarters lose 9 points."""
     run = search_by_hand(VGG, BY_HAND % ", {kind: structured, ratio: 0.75}", 1.4, seed, 24)
     assert cut(run.plan.settings) == (0.5, 1.0)
+
+
+def test_a_row_keeps_what_does_not_change_the_function():
+    """Of a technique of which some kinds do: fewer bits are the model as it is. Where all do, or none, there is one
+    part."""
+    kinds = tuple(OptimizerState(kind=kind) for kind in ("default", "8bit", "factored"))
+    whole, others, changed = (
+        ConfigurationSpace({"optimizer_state": one}, Settings()) for one in (kinds, kinds[:2], kinds[2:])
+    )
+    same = whole.as_it_is()
+    assert same is not None
+    assert same.choices == {"optimizer_state": kinds[:2]}
+    assert same.distributions == whole.distributions
+    assert others.as_it_is() is None
+    assert changed.as_it_is() is None

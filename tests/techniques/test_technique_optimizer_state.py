@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import itertools
 import pickle
 
 import pytest
@@ -25,9 +26,11 @@ from autotune.techniques.optimizers.optimizer_state import OptimizerState
 from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.techniques.support.bits import kept_state
 from autotune.techniques.support.bits.saved_state import STORES, empty
+from autotune.techniques.support.bits.stores import Factors
 from autotune.testing.techniques import TechniqueContract
 
-KINDS = tuple(OptimizerState(kind=kind) for kind in ("8bit", "4bit", "bf16"))
+KINDS = tuple(OptimizerState(kind=kind) for kind in ("8bit", "4bit", "bf16", "factored"))
+IN_BITS = ("bf16", "8bit", "4bit")
 SIZE = 2**13
 pytestmark = pytest.mark.usefixtures("one_thread_only")
 
@@ -112,8 +115,10 @@ def test_every_class_moves_as_it_does_with_its_state_in_full(name, kind, most):
     assert optimizer.state_dict()["param_groups"] == stock.state_dict()["param_groups"]
 
 
-@pytest.mark.parametrize("kind", ["8bit", "4bit"])
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*itertools.product(("8bit", "4bit"), BUILDS), ("factored", "fused Adam"), ("factored", "two groups")],
+)
 def test_a_step_in_backward_is_the_same_to_the_bit(name, kind):
     ours, mine = trained(BUILDS[name], plan(kind, optimizer_step=OptimizerStep(kind="in_backward")).settings)
     theirs, other = trained(BUILDS[name], plan(kind).settings)
@@ -150,7 +155,7 @@ def test_a_state_dict_goes_from_kind_to_kind(before, then):
         assert all(map(torch.equal, ours, parameters))
     names = {*other.state[ours[0]]}
     assert names == {*trained(BUILDS["AdamW"], plan(then).settings, 1)[1].state_dict()["state"][0]}
-    assert off(ours, parameters) < (0.1 if "4bit" in (before, then) else 0.01)
+    assert off(ours, parameters) < (0.1 if {"4bit", "factored"} & {before, then} else 0.01)
 
 
 @pytest.mark.parametrize(("kind", "most"), [("8bit", 0.01), ("4bit", 0.1)])
@@ -167,7 +172,8 @@ def test_state_of_another_memory_format_keeps_its_elements(kind, most):
 
 
 @pytest.mark.parametrize(
-    ("before", "then"), [("8bit", "8bit"), ("8bit", "default"), ("4bit", "4bit"), ("4bit", "8bit")]
+    ("before", "then"),
+    [("8bit", "8bit"), ("8bit", "default"), ("4bit", "4bit"), ("4bit", "8bit"), ("factored", "factored")],
 )
 def test_what_was_loaded_before_a_plan_is_gone_on_with(before, then):
     """A script loads its checkpoint, and then the plan comes to its optimizer."""
@@ -182,7 +188,7 @@ def test_what_was_loaded_before_a_plan_is_gone_on_with(before, then):
     assert all(map(torch.equal, ours, parameters))
 
 
-@pytest.mark.parametrize("kind", ["8bit", "4bit"])
+@pytest.mark.parametrize("kind", ["8bit", "4bit", "factored"])
 def test_a_second_plan_takes_the_state_with_it(kind):
     """From codes to the class's own, which then trains as if nothing had been there."""
     parameters, optimizer = trained(BUILDS["AdamW"], plan(kind).settings)
@@ -196,7 +202,7 @@ def test_a_second_plan_takes_the_state_with_it(kind):
     assert all(map(torch.equal, ours, parameters))
 
 
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("kind", IN_BITS)
 def test_an_average_falls_as_slowly_as_it_is_told(kind):
     """By a thousandth at each of 2,000 steps, which is less than half a step of any code; it is never 0."""
     store, like = STORES[kind], nn.Parameter(torch.zeros(4096))
@@ -211,7 +217,7 @@ def test_an_average_falls_as_slowly_as_it_is_told(kind):
     assert found.min() > 0
 
 
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("kind", IN_BITS)
 def test_what_is_0_or_next_to_nothing_is_kept_so(kind):
     """A block of zeros, and one of which the largest is 1e-37."""
     store, like = STORES[kind], torch.empty(512)
@@ -243,7 +249,81 @@ def test_4_bits_are_the_number_on_average():
         assert torch.allclose((once - values * signs).abs() / largest, nearest, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["8bit", "4bit"])
+@pytest.mark.parametrize(
+    ("like", "num_rows", "num_columns"),
+    [
+        (torch.ones(64, 128), 64, 128),
+        (torch.ones(64, 128).t(), 64, 128),
+        (torch.ones(1, 48, 160), 48, 160),
+        (torch.ones(8, 48, 160), 8 * 48, 160),
+        (torch.ones(32, 64, 3, 3), 32, 64 * 9),
+        (torch.ones(32, 32, 3, 3).to(memory_format=torch.channels_last), 32 * 3, 32 * 3),
+        (torch.ones(2, 5000), 2, 5000),
+        (torch.ones(5000), 5000, 1),
+    ],
+)
+def test_factors_are_of_the_matrix_with_fewest_rows_and_columns(like, num_rows, num_columns):
+    """In the order of memory, whatever the shape; written in pieces, a matrix of rank 1 is read as it was."""
+    store = Factors()
+    fields = store.empty(like)
+    assert {name: one.numel() for name, one in fields.items()} == {"rows": num_rows, "columns": num_columns}
+    rows, columns = torch.linspace(1e-12, 1.0, num_rows), torch.linspace(2.0, 1e-9, num_columns)
+    values = (rows[:, None] * columns).view(-1)
+    for start in range(0, like.numel(), 2048):
+        store.write(fields, start, values[start : start + 2048], False, values)
+    found = [
+        store.read(fields, start, min(start + 2048, like.numel()), False) for start in range(0, like.numel(), 2048)
+    ]
+    assert torch.allclose(torch.cat(found), values, rtol=1e-5, atol=0.0)
+
+
+def test_factors_of_nothing_are_nothing():
+    """A table of which two rows were used: no other has an average, and none is no number."""
+    store, values = Factors(), torch.zeros(64, 128)
+    fields = store.empty(values)
+    values[3:5] = torch.linspace(1e-12, 1e-9, 128)
+    store.write(fields, 0, values.view(-1), False, values)
+    assert torch.allclose(store.read(fields, 0, values.numel(), False), values.view(-1), rtol=1e-5, atol=0.0)
+    nothing = store.empty(values)
+    assert torch.equal(store.read(nothing, 0, values.numel(), False), torch.zeros(values.numel()))
+
+
+def test_means_are_those_of_adam_s_own_averages():
+    """Of each row and column, after 20 steps of gradients that are no product; Adafactor keeps the same two."""
+    ours, theirs = (nn.Parameter(torch.zeros(96, 128)) for _ in range(2))
+    kept = autotune.apply_to_optimizer(plan("factored"), torch.optim.AdamW([ours], betas=(0.9, 0.95)))
+    stock = torch.optim.AdamW([theirs], betas=(0.9, 0.95))
+    for _ in range(20):
+        ours.grad = theirs.grad = torch.randn(96, 128)
+        kept.step()
+        stock.step()
+    (row,), full = kept.state_dict()["state"].values(), stock.state[theirs]["exp_avg_sq"]
+    assert torch.allclose(row["exp_avg_sq.rows"], full.mean(1), rtol=1e-4)
+    assert torch.allclose(row["exp_avg_sq.columns"], full.mean(0), rtol=1e-4)
+    before = row["exp_avg_sq.rows"]
+    autotune.apply_to_optimizer(plan("default"), kept)
+    assert torch.allclose(kept.state[ours]["exp_avg_sq"], full.mean(1, True) * full.mean(0) / full.mean(), rtol=1e-4)
+    assert before.numel() == 96
+
+
+def test_factors_take_a_fifteenth():
+    """Of a matrix of 256 by 512: half a byte and a scale for each of the first averages, and 4 for a row or column."""
+    weight = nn.Parameter(torch.zeros(256, 512))
+    optimizer = autotune.apply_to_optimizer(plan("factored"), torch.optim.AdamW([weight]))
+    train([weight], optimizer, 1)
+    tensors = [one for one in optimizer.state[weight].values() if isinstance(one, torch.Tensor) and one.dim()]
+    assert sum(one.nbytes for one in tensors) == weight.numel() * (1 / 2 + 4 / 128) + 4 * (256 + 512)
+
+
+def test_factors_change_what_is_trained_and_fewer_bits_do_not():
+    """Quality is judged of the one, losses are compared of the others; the class as such is any of them."""
+    assert [OptimizerState(kind=kind).changes_function for kind in ("default", *STORES)] == [False] * 4 + [True]
+    assert "function" not in OptimizerState.affects
+    assert Settings(optimizer_state=KINDS[-1]).affect("function")
+    assert KINDS[-1].exactness(facts()) == "lossy"
+
+
+@pytest.mark.parametrize("kind", ["8bit", "4bit", "factored"])
 def test_a_loss_scaler_skips_its_step(kind):
     """A fused kernel that is told of an infinite gradient leaves weights and averages as they are."""
     parameters = weights()
@@ -285,6 +365,9 @@ def test_what_it_is_not_for_is_refused():
         pass
 
     (weight,) = weights()[1:2]
+    for one in (torch.optim.AdamW([weight], amsgrad=True), torch.optim.RMSprop([weight])):
+        with pytest.raises(PlanError, match="kind: factored: factored takes Adam or AdamW without amsgrad"):
+            autotune.apply_to_optimizer(plan("factored"), one)
     for optimizer, reason in (
         (torch.optim.Adafactor([weight]), "but got Adafactor"),
         (torch.optim.SGD([weight]), "SGD as it stands keeps no state"),
@@ -302,13 +385,14 @@ def test_what_it_is_not_for_is_refused():
 def test_it_is_offered_where_there_is_state_of_32_mib():
     enough = {"num_trainable": 2**22, "optimizer_states": 2}
     assert OptimizerState.choices(facts(**enough)) == (OptimizerState(), *KINDS)
-    assert OptimizerState.extremes((OptimizerState(), *KINDS)) == (OptimizerState(), OptimizerState(kind="4bit"))
-    assert OptimizerState.extremes(KINDS[2:]) == KINDS[2:]
+    assert OptimizerState.extremes((OptimizerState(), *KINDS)) == (OptimizerState(), KINDS[-1])
+    assert OptimizerState.choices(facts(**enough, allow_lossy=False)) == (OptimizerState(), *KINDS[:-1])
+    assert OptimizerState.extremes(KINDS[:-1]) == (OptimizerState(kind="4bit"),)
     for changed in ({"optimizer": "LBFGS"}, {"optimizer_states": 1}, {"shared_by": "fsdp"}):
         assert OptimizerState.choices(facts(**enough | changed)) == (OptimizerState(),)
 
 
-@pytest.mark.parametrize(("kind", "state"), [("default", 8), ("bf16", 4), ("8bit", 2), ("4bit", 1)])
+@pytest.mark.parametrize(("kind", "state"), [("default", 8), ("bf16", 4), ("8bit", 2), ("4bit", 1), ("factored", 0.56)])
 def test_the_memory_model_knows_what_is_kept(kind, state):
     """Eight weights of 256 KiB: their own bytes, the gradients', and the state's; as real steps take it."""
     samples = [torch.ones(256)] * 64
@@ -343,10 +427,10 @@ def test_a_training_that_accumulates_and_clips_goes_on_from_a_pickle(kind):
             training.step(one)
     assert torch.equal(first.model.weight, second.model.weight)
     difference = (first.model.weight - stock.model.weight).norm() / (stock.model.weight - start).norm()
-    assert 0 < difference < {"bf16": 0.01, "8bit": 0.02, "4bit": 0.2}[kind]
+    assert 0 < difference < {"bf16": 0.01, "8bit": 0.02, "4bit": 0.2, "factored": 0.3}[kind]
 
 
-@pytest.mark.parametrize("kind", ["8bit", "4bit"])
+@pytest.mark.parametrize("kind", ["8bit", "4bit", "factored"])
 def test_a_training_is_resumed_to_the_bit(kind):
     """Its state in the middle of an epoch, in a fresh training."""
     task = dataclasses.replace(

@@ -30,6 +30,7 @@ from autotune.techniques.layers import Layers
 from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.optimizers.optimizer_state import OptimizerState
 from autotune.techniques.optimizers.optimizer_step import OptimizerStep
+from autotune.techniques.optimizers.trained_weights import TrainedWeights
 from autotune.techniques.parallel import Parallel
 from autotune.techniques.precision import Precision
 from autotune.testing.techniques import TechniqueContract
@@ -110,12 +111,15 @@ def trained(rank: int, name: str, parallel: Parallel) -> list[list[float]]:
     return found
 
 
-CODES = {"8bit": "codes8", "4bit": "codes4"}
+CODES = {"8bit": "codes8", "4bit": "codes4", "factored": "codes4", "bf16 weights": "float32"}
 
 
 def in_fewer_bits(parallel: Parallel, kind: str) -> list[float]:
     """Some of the parameters after an epoch, of an optimizer whose state is kept so."""
-    settings = Settings(batch=BATCH, parallel=parallel, optimizer_state=OptimizerState(kind=kind))
+    of_kind = {"trained_weights": TrainedWeights(kind="bf16")}
+    if kind != "bf16 weights":
+        of_kind = {"optimizer_state": OptimizerState(kind=kind)}
+    settings = Settings(batch=BATCH, parallel=parallel, **of_kind)
     pieces = {"build_model": lambda: nn.Linear(8, 512), "build_optimizer": torch.optim.AdamW}
     training = autotune.apply(Plan(settings=settings), task(**pieces), seed=5)
     for _ in range(3):
@@ -273,7 +277,7 @@ def test_gradients_are_exchanged_in_half_the_bytes_where_a_plan_says_so(pair):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "rtol"), [("8bit", 1e-3), ("4bit", 1e-2)])
+@pytest.mark.parametrize(("kind", "rtol"), [("8bit", 1e-3), ("4bit", 1e-2), ("factored", 1e-2), ("bf16 weights", 1e-2)])
 def test_state_in_fewer_bits_is_the_same_in_both_processes(pair, kind, rtol):
     """What its rounding goes by is the same everywhere; one process trains so too."""
     first, second = (one["fewer bits"][kind] for one in pair)

@@ -85,7 +85,7 @@ def find_cuts(session: Session, space: SearchSpace) -> Found:
     rows = {
         name: tuple(dict.fromkeys([choices[name][0], *(getattr(c.settings, name) for c in chosen)])) for name in names
     }
-    others = [row for name, row in choices.items() if name not in names and "function" in row[0].affects]
+    others = [row for name, row in choices.items() if name not in names and any(one.changes_function for one in row)]
     plain = (reference.having(*one).part("function") for one in itertools.product(*others))
     functions = frozenset([*plain, *(cut.settings.part("function") for cut in chosen)])
     return Found({**choices, **rows}, functions)

@@ -73,7 +73,6 @@ class Candidates:
         foreseen: Foreseen,
         fixed: Mapping[str, Technique],
         unconfirmed: Callable[[], Iterator[Settings]],
-        as_it_is: Mapping[str, Technique],
         is_tight: bool,
     ) -> None:
         """Set the sampler that proposes after the reference, of all parts.
@@ -83,7 +82,6 @@ class Candidates:
             foreseen: what is known of each configuration.
             fixed: what ``gain`` does not choose.
             unconfirmed: what ``gain`` measures of that once it expects no more.
-            as_it_is: the choices with which the function is the job's; empty where the space has but one part.
             is_tight: whether the job as it stands does not fit: ``gain`` begins with what is believed fastest of that
                 which is as sure as any to, if it was chosen block by block.
         """
@@ -93,8 +91,7 @@ class Candidates:
             return
         whole = self._space.narrowed(fixed)
         self._samplers = {"all": (whole, whole.sampler(self._study))}
-        if as_it_is:
-            same = whole.narrowed(as_it_is)
+        if (same := whole.as_it_is()) is not None:
             self._samplers |= {"same": (same, same.sampler(self._study)), "changed": self._samplers["all"]}
         self._unconfirmed = unconfirmed
         first, _ = self._samplers.get("same", self._samplers["all"])

@@ -86,6 +86,15 @@ class ConfigurationSpace:
         """The same space with a single choice for some techniques; Optuna still sees all of them."""
         assert not any(choice.ordered for choice in fixed.values()), "Optuna sees their place in the whole row"
         choices = {**self.choices, **{name: (choice,) for name, choice in fixed.items()}}
+        return self._narrowed(choices)
+
+    def as_it_is(self) -> ConfigurationSpace | None:
+        """The same space without what changes the model's function; None where every choice of a technique does, or
+        none of any."""
+        rows = {name: tuple(one for one in row if not one.changes_function) for name, row in self.choices.items()}
+        return self._narrowed(rows) if rows != self.choices and all(rows.values()) else None
+
+    def _narrowed(self, choices: Mapping[str, tuple[Technique, ...]]) -> ConfigurationSpace:
         narrowed = self._like(choices, self._foreseen)
         narrowed.distributions = self.distributions
         return narrowed

@@ -169,6 +169,11 @@ class Technique(BaseModel):
         """Whether it may change the tensors of a training step."""
         return bool(cls.affects & {"tensors", "layout", "update"})
 
+    @property
+    def changes_function(self) -> bool:
+        """Whether the model computes something else with this setting, and not only with others of its technique."""
+        return "function" in self.affects and self != type(self)()
+
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
         """What its choices go by: fields of :class:`Facts`, of a model as built, its optimizer and this machine."""

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import ClassVar, Self
 
 from pydantic import model_validator
 
 from .base import Effect, Exactness, Technique
 from .facts import Facts
+
+NOT_ALLOWED = "it changes what the model computes, which --max-quality-drop allows"
+
+
+class Affects:
+    """What settings affect, where some kinds of a technique change the function and others do not."""
+
+    def __init__(self, others: Set[Effect], lossy: Set[str | None]) -> None:
+        """
+        Args:
+            others: what each affects.
+            lossy: kinds that change the function too; None is the class, whose kind is not chosen.
+        """
+        self._others, self._lossy = frozenset(others), lossy
+
+    def __get__(self, setting: Technique | None, owner: type) -> frozenset[Effect]:
+        is_lossy = getattr(setting, "kind", None) in self._lossy
+        return self._others | {"function"} if is_lossy else self._others
 
 
 class Lossy(Technique):
@@ -43,7 +61,7 @@ class Lossy(Technique):
     def unavailable(self, facts: Facts) -> str | None:
         """It must be allowed, and nothing in its way."""
         if self.kind != "none" and not facts.allow_lossy:
-            return "it changes what the model computes, which --max-quality-drop allows"
+            return NOT_ALLOWED
         if self.kind == "none":
             return None
         return facts.refused.get(self.model_dump_json(exclude_defaults=True)) or self.obstacle(facts)

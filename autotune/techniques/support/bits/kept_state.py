@@ -4,14 +4,15 @@ a parameter at a time."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..apart import step_of, update_apart, update_together
 from .flat import flat, is_dense, of_strides
 from .host_step import HostStep
-from .saved_state import Saved, empty, joined, split
-from .stores import Store
+from .saved_state import Saved, empty, joined, split, store_of
+from .stores import Store, by_noise
 
 if TYPE_CHECKING:
     import torch
@@ -24,34 +25,40 @@ LEAST_PIECE, _MOST_PIECE, _NUM_PIECES = 2**18, 2**22, 64
 would be many kernels, larger ones much memory. Powers of 2, so that whole blocks are in each."""
 _NOISE = 2**16
 """By how many numbers the noise of one step may be shifted against that of another."""
+CLASSES = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
+"""Of torch's, those that update each element by itself. Left out are those whose state is a sum, to which what a step
+adds soon rounds to nothing (Adagrad)."""
+OF_SHARDS = "fsdp and tensor share out parameters and their state, which was tried as the optimizer has it alone"
 _TIMES = "times_written"
 """Beside a parameter's state: how often it was, by which the noise goes."""
 
 
 class KeptState:
-    """Keeps the state of an optimizer's larger parameters in a store, or on the host.
+    """Keeps the state of an optimizer's larger parameters in a store, or on the host, and rounds those in bfloat16.
 
     Those are updated by the optimizer's own class, a piece at a time: every update of these classes is of each element
     by itself.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.store: Store | None = None
-        """None is as the optimizer's class keeps it, unless that is on the host."""
+        self.kind: str | None = None
+        """Of stores; None is as the optimizer's class keeps it, unless that is on the host."""
+        self.rounds = False
+        """Whether weights in bfloat16 are updated in fp32, and rounded by noise; in force once ``use`` is called."""
         self.host: HostStep | None = None
         self._noise: Tensor | None = None
         self._piece = LEAST_PIECE
         optimizer.register_load_state_dict_pre_hook(self._before_loading)
         optimizer.register_load_state_dict_post_hook(self._after_loading)
 
-    def use(self, optimizer: torch.optim.Optimizer, store: Store | None, on_host: bool = False) -> None:
-        """Keep the state in a store or on the host from here on, and what there is of it by now, however it was
+    def use(self, optimizer: torch.optim.Optimizer, kind: str | None, on_host: bool = False) -> None:
+        """Keep the state in a kind of store or on the host from here on, and what there is of it by now, however it was
         kept."""
         from ....internals.fake_tensors import is_planned_for_card
 
         num_elements = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
         was_on_host, self._piece = self.host is not None, piece_of(num_elements)
-        self.store, self._noise = store, None
+        self.kind, self._noise = kind, None
         self.host = HostStep(self._piece, is_planned_for_card()) if on_host else None
         update_together(optimizer)
         if self.is_on:
@@ -63,7 +70,7 @@ class KeptState:
     @property
     def is_on(self) -> bool:
         """Whether any of it is kept otherwise than the optimizer's class does."""
-        return self.store is not None or self.host is not None
+        return self.kind is not None or self.host is not None or self.rounds
 
     def put_on(self, optimizer: torch.optim.Optimizer, owner: torch.optim.Optimizer) -> None:
         """Have an optimizer update what its owner's store keeps: the owner itself, or a copy that shares its state."""
@@ -80,7 +87,8 @@ class KeptState:
             return False
         if self.host is not None:
             return self.host.takes(parameter)
-        return self.store is not None and parameter.dtype is torch.float32 and is_dense(parameter)
+        is_taken = self.rounds if parameter.dtype is torch.bfloat16 else self.kind is not None
+        return is_taken and parameter.dtype in (torch.float32, torch.bfloat16) and is_dense(parameter)
 
     def _updated(
         self, alone: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor, row: dict[str, Any]
@@ -88,26 +96,28 @@ class KeptState:
         """Update a parameter, piece by piece; its state after that."""
         import torch
 
-        assert self.store is not None, "else nothing calls this"
         gradient = parameter.grad
         assert gradient is not None, "else nothing calls this"
         if gradient.stride() != parameter.stride():
             gradient = torch.empty_like(parameter).copy_(gradient)
         values, gradients = flat(parameter), flat(gradient)
-        kept, before = split(row)
-        known, times = dict(kept), before.pop(_TIMES, 0)  # at its first step the class makes its state
+        known, before = split(row)  # at its first step the class makes its state
+        kept, times = {name: one for name, one in known.items() if not one.adds_up}, before.pop(_TIMES, 0)
         for start in range(0, values.numel(), self._piece):
-            piece = values[start : start + self._piece]
-            piece.grad = gradients[start : start + self._piece]
+            weights = values[start : start + self._piece]
+            piece = weights.float()
+            piece.grad = gradients[start : start + self._piece].float()
             state = {
                 name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in before.items()
             }
             state |= {name: one.read(start, start + piece.numel()) for name, one in known.items()}
             after = step_of(alone, group, piece, state)
             del state  # each tensor goes as soon as it is kept
+            if piece is not weights:
+                weights.copy_(by_noise(piece, self._noise_of(times + _NOISE // 2, piece)))
             for name in [name for name, value in after.items() if getattr(value, "shape", None) == piece.shape]:
                 if name not in kept:
-                    kept[name] = empty(name, self.store, parameter)
+                    kept[name] = empty(name, self._store_of(name), parameter)
                 kept[name].write(start, after.pop(name), self._noise_of(times, piece))
         return joined(kept, {**after, _TIMES: times + 1})
 
@@ -158,11 +168,16 @@ class KeptState:
             others.pop(_TIMES, None)
         return others | {name: one.full(parameter) for name, one in saved.items()}
 
+    def _store_of(self, name: str) -> Store:
+        return store_of(self.kind or "fp32", name)
+
     def _stored(self, saved: Saved, parameter: Tensor) -> Saved:
-        assert self.store is not None, "else nothing calls this"
-        if saved.store is self.store and saved.strides == parameter.stride():
+        import torch
+
+        store = self._store_of(saved.name)
+        if saved.store is store and saved.strides == parameter.stride():
             return saved.on(parameter)
-        made, numbers = empty(saved.name, self.store, parameter), flat(saved.full(parameter))
+        made, numbers = empty(saved.name, store, parameter), flat(saved.full(parameter, torch.float32))
         for start in range(0, numbers.numel(), self._piece):
             values = numbers[start : start + self._piece]
             made.write(start, values, self._noise_of(0, values))
@@ -172,6 +187,19 @@ class KeptState:
 def piece_of(num_elements: int) -> int:
     """How many of an optimizer's elements are updated at once."""
     return max(LEAST_PIECE, min(1 << (num_elements // _NUM_PIECES).bit_length(), _MOST_PIECE))
+
+
+def obstacles(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    """Why an optimizer's parameters cannot be updated piece by piece, in words."""
+    import torch
+
+    name, groups = type(optimizer).__name__, optimizer.param_groups
+    if name not in CLASSES or type(optimizer) is not getattr(torch.optim, name, None):
+        yield f"it takes {', '.join(CLASSES)} of torch's own, which update each element by itself, but got {name}"
+    if any(group.get("differentiable") for group in groups):
+        yield "the optimizer is differentiable, and its state is not kept in full"
+    if any(hasattr(parameter, "device_mesh") for group in groups for parameter in group["params"]):
+        yield OF_SHARDS
 
 
 def kept_state_of(optimizer: torch.optim.Optimizer) -> KeptState | None:

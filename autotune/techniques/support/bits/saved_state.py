@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .stores import BFloat16, Codes, Codes4, Fields, Store
+from .stores import BFloat16, Codes, Codes4, Factors, Fields, Float32, Store
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-STORES: Mapping[str, Store] = {"bf16": BFloat16(), "8bit": Codes(), "4bit": Codes4()}
+STORES: Mapping[str, Store] = {"bf16": BFloat16(), "8bit": Codes(), "4bit": Codes4(), "factored": Factors()}
 """By the kind of ``optimizer_state``."""
+_ALL: Mapping[str, Store] = {**STORES, "fp32": Float32()}
+"""The last is for weights in bfloat16, whose optimizer would keep its state in that too."""
 _PIECE = 2**20
 """Elements of a parameter that are had in full at once: a multiple of every block's size."""
 _ORDER = "strides"
@@ -39,11 +42,16 @@ class Saved:
         """Whether a number may be below 0."""
         return self.name not in _NOT_NEGATIVE
 
-    def full(self, parameter: Tensor) -> Tensor:
-        """All its numbers, in the dtype and the order of its parameter."""
+    @property
+    def adds_up(self) -> bool:
+        """Whether a step writes it anew."""
+        return self.store is not None and self.store.adds_up
+
+    def full(self, parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """All its numbers, in the order of its parameter, and in its dtype or another."""
         import torch
 
-        made = torch.empty_like(parameter)
+        made = torch.empty_like(parameter, dtype=dtype)
         if self.store is None:
             return made.copy_(self.fields[self.name])
         numbers = torch.empty(parameter.numel(), device=parameter.device)
@@ -72,6 +80,11 @@ def empty(name: str, store: Store, parameter: Tensor) -> Saved:
     return Saved(name, store.empty(parameter), store, parameter.stride())
 
 
+def store_of(kind: str, name: str) -> Store:
+    """What keeps one tensor of the state by a kind: factors are of squares, beside which 4 bits keep the others."""
+    return _ALL["4bit" if kind == "factored" and name not in _NOT_NEGATIVE else kind]
+
+
 def split(row: Mapping[str, Any]) -> tuple[dict[str, Saved], dict[str, Any]]:
     """A parameter's state as :func:`joined` made it: what a store keeps, by name, and the rest."""
     import torch
@@ -80,7 +93,7 @@ def split(row: Mapping[str, Any]) -> tuple[dict[str, Saved], dict[str, Any]]:
     strides = tuple(others.pop(_ORDER, ()))
     for key in row:
         name, _, mark = key.rpartition(".") if isinstance(key, str) else ("", "", "")
-        store = next((store for store in STORES.values() if mark == next(iter(store.fields))), None)
+        store = next((store for store in _ALL.values() if mark == next(iter(store.fields))), None)
         if store is not None:  # loaded before a plan was applied, they have the parameter's dtype
             fields = {one: others.pop(f"{name}.{one}").to(getattr(torch, dtype)) for one, dtype in store.fields.items()}
             found[name] = Saved(name, fields, store, strides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -18,6 +19,20 @@ _BLOCK4, _HALF4, _TOP4 = 128, 7, 15
 """The same of 4 bits."""
 
 
+def by_noise(values: Tensor, noise: Tensor) -> Tensor:
+    """Numbers that bfloat16 has: of the two about each, the one farther from 0 where its noise is at least as far from
+    1 as the number is from the other. Over all noise, the mean is the number.
+
+    Args:
+        values: in fp32.
+        noise: in [0, 1), one for each.
+    """
+    import torch
+
+    bits = values.view(torch.int32) + noise.mul(2**16).to(torch.int32)
+    return bits.bitwise_and_(-(2**16)).view(torch.float32)
+
+
 class Store(Protocol):
     """How the numbers of one tensor are kept."""
 
@@ -28,6 +43,10 @@ class Store(Protocol):
     @property
     def fields(self) -> Mapping[str, str]:
         """Names of what holds them, and their dtypes; the first name is no other store's."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether what is kept is of all numbers, so that it is written to empty room, and read from what was there."""
 
     def empty(self, like: Tensor) -> Fields:
         """Room for as many numbers as a parameter has."""
@@ -53,6 +72,7 @@ class BFloat16:
 
     block: ClassVar[int] = 1
     fields: ClassVar[Mapping[str, str]] = {"bfloat16": "bfloat16"}
+    adds_up: ClassVar[bool] = False
 
     def empty(self, like: Tensor) -> Fields:
         """2 bytes for each."""
@@ -66,12 +86,29 @@ class BFloat16:
 
     def write(self, fields: Fields, start: int, values: Tensor, signed: bool, noise: Tensor) -> None:
         """To the nearest, or by the noise."""
+        fields["bfloat16"][start : start + values.numel()].copy_(values if signed else by_noise(values, noise))
+
+
+class Float32:
+    """As they are."""
+
+    block: ClassVar[int] = 1
+    fields: ClassVar[Mapping[str, str]] = {"float32": "float32"}
+    adds_up: ClassVar[bool] = False
+
+    def empty(self, like: Tensor) -> Fields:
+        """4 bytes for each."""
         import torch
 
-        if not signed:
-            bits = values.view(torch.int32) + noise.mul(2**16).to(torch.int32)
-            values = bits.bitwise_and_(-(2**16)).view(torch.float32)
-        fields["bfloat16"][start : start + values.numel()].copy_(values)
+        return {"float32": torch.empty(like.numel(), device=like.device)}
+
+    def read(self, fields: Fields, start: int, end: int, signed: bool) -> Tensor:
+        """Where they are."""
+        return fields["float32"][start:end]
+
+    def write(self, fields: Fields, start: int, values: Tensor, signed: bool, noise: Tensor) -> None:
+        """Without an error."""
+        fields["float32"][start : start + values.numel()].copy_(values)
 
 
 class Codes:
@@ -83,6 +120,7 @@ class Codes:
 
     block: ClassVar[int] = _BLOCK
     fields: ClassVar[Mapping[str, str]] = {"codes8": "uint8", "scales": "float32"}
+    adds_up: ClassVar[bool] = False
 
     def empty(self, like: Tensor) -> Fields:
         """A byte for each, in whole blocks, and 4 for each block."""
@@ -136,6 +174,7 @@ class Codes4:
 
     block: ClassVar[int] = _BLOCK4
     fields: ClassVar[Mapping[str, str]] = {"codes4": "uint8", "scales": "float32"}
+    adds_up: ClassVar[bool] = False
 
     def empty(self, like: Tensor) -> Fields:
         """Half a byte for each, in whole blocks, and 4 for each block."""
@@ -186,3 +225,56 @@ class Codes4:
         halves = codes.to(torch.uint8).view(-1, 2, _BLOCK4 // 2)
         fields["codes4"][first * _BLOCK4 // 2 : last * _BLOCK4 // 2].copy_((halves[:, 0] | halves[:, 1] << 4).view(-1))
         fields["scales"][first:last].copy_(scales.view(-1))
+
+
+class Factors:
+    """As the means of rows and columns of the matrix that the numbers lie in: each is taken to be the product of its
+    row's and its column's, over the mean of all. What averages them over steps has these means of the true average,
+    whatever is between; a matrix of rank 1 is kept as it is.
+
+    Source: Shazeer and Stern 2018, arXiv:1804.04235
+    """
+
+    block: ClassVar[int] = 1
+    fields: ClassVar[Mapping[str, str]] = {"rows": "float32", "columns": "float32"}
+    adds_up: ClassVar[bool] = True
+
+    def empty(self, like: Tensor) -> Fields:
+        """4 bytes for each row and column."""
+        import torch
+
+        num_rows = _num_rows(like)
+        return {
+            "rows": torch.zeros(num_rows, device=like.device),
+            "columns": torch.zeros(like.numel() // num_rows, device=like.device),
+        }
+
+    def read(self, fields: Fields, start: int, end: int, signed: bool) -> Tensor:
+        """Products."""
+        import torch
+
+        rows, columns = fields["rows"], fields["columns"]
+        length = columns.numel()
+        first, last = start // length, -(-end // length)
+        shares = columns / columns.mean().clamp_min(torch.finfo(torch.float32).tiny)
+        return (rows[first:last, None] * shares).view(-1)[start - first * length : end - first * length]
+
+    def write(self, fields: Fields, start: int, values: Tensor, signed: bool, noise: Tensor) -> None:
+        """Add them to the means, which begin at 0."""
+        import torch
+
+        rows, columns = fields["rows"], fields["columns"]
+        length = columns.numel()
+        first, before = start // length, start % length
+        behind = -(before + values.numel()) % length
+        whole = torch.nn.functional.pad(values, (before, behind)).view(-1, length)
+        rows[first : first + len(whole)].add_(whole.sum(1), alpha=1 / length)
+        columns.add_(whole.sum(0), alpha=1 / rows.numel())
+
+
+def _num_rows(like: Tensor) -> int:
+    """Of the matrix that a parameter's elements are in their order in memory: cut between two of its dimensions, where
+    rows and columns are fewest together. What has one dimension is one column."""
+    sides = [side for _, side in sorted(zip(like.stride(), like.shape, strict=True), reverse=True)]
+    cuts = [math.prod(sides[:number]) for number in range(1, len(sides) + 1)]
+    return min(reversed(cuts), key=lambda rows: rows + like.numel() // rows)
