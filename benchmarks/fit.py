@@ -3,9 +3,10 @@
 For each model four budgets between the smallest that works and what the training takes as it stands. A fresh process
 builds the model and AdamW, calls ``fit`` and makes three optimizer steps; measured is its peak (VmHWM), from its start.
 With ``--time`` only how long ``fit`` takes, of GPT-2 with 124 million parameters for 8 GiB of this machine, and of a
-LLaMA of 6.7 billion without values for a card of 80 GiB. With ``--subsets``, of models with few blocks: what the choice
-of blocks to recompute and of blocks with saving layers costs, over the cheapest of all combinations that are traced to
-fit the same limit, over layers everywhere or nowhere, and over every k-th block.
+LLaMA of 6.7 billion without values for a card of 80 GiB. With ``--subsets``, of models of at most 12 blocks: what the
+choice of blocks to recompute costs, over the cheapest of all subsets that are traced to fit the same limit, and over
+every k-th block. Of models with few blocks those with saving layers are chosen too; beside it stands the least with
+layers everywhere or nowhere.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ samples within it is the batch. Below, weights take most, and there is nothing t
 _UNTRACED = 8
 """Samples of a batch of which a step reads values, so that it cannot be traced."""
 _NUM_STEPS = 3
-_MOST_BLOCKS = 4
-"""Of models of which everything that can be done in each block is traced."""
+_IN_SUBSETS = 32
+"""Samples of a step that is only traced: so many that activations take more than the optimizer's step."""
+_MOST_BLOCKS, _FEW_BLOCKS = 12, 4
+"""Of models of which every subset of recomputed blocks is traced; and everything that can be done in each."""
 _CHOICES = (Checkpointing(kind="blocks"), Layers(kind="exact"))
 
 
@@ -202,16 +205,18 @@ def _times() -> Iterator[Row]:
 
 
 def _subsets(name: str) -> Iterator[Row]:
-    """At each limit, what the choice costs, and the cheapest that fits: of everything that can be done in each block,
-    with layers everywhere or nowhere, and of every k-th block."""
-    task, num_samples = task_of(name), 4
+    """At each limit, what the choice costs, and the cheapest that fits: of all that it chooses from, with layers
+    everywhere or nowhere, and of every k-th block."""
+    task, num_samples = task_of(name), _IN_SUBSETS
     plain = Plan.model_validate({"settings": Settings(), "budget": {"device": "cpu"}})
     num_blocks = Places.of(task).num_blocks
     if not 1 < num_blocks <= _MOST_BLOCKS:
         return
-    choice, numbers = BlockChoice.of(plain, task, choices=_CHOICES), range(num_blocks)
+    has_layers = num_blocks <= _FEW_BLOCKS
+    choices = _CHOICES if has_layers else _CHOICES[:1]
+    choice, numbers = BlockChoice.of(plain, task, choices=choices), range(num_blocks)
     peaks = {}
-    for settings in dict.fromkeys(_of_blocks(numbers)):
+    for settings in dict.fromkeys(_of_blocks(numbers) if has_layers else _recomputed(numbers)):
         step = FakeTraining(plain.model_copy(update={"settings": settings}), task).step(num_samples)
         peaks[settings] = step.trace.peak_bytes()
     every_kth = {tuple(numbers)[::k] for k in range(1, num_blocks + 1)}
@@ -224,7 +229,9 @@ def _subsets(name: str) -> Iterator[Row]:
         chosen = choice.choose(num_samples, limit)
         yield {
             "model": name,
+            "batch": num_samples,
             "num_blocks": num_blocks,
+            "choices": [one.name for one in choices],
             "share": share,
             "limit_bytes": limit,
             "chosen": None if chosen is None else chosen.model_dump(mode="json", exclude_defaults=True),
@@ -235,6 +242,12 @@ def _subsets(name: str) -> Iterator[Row]:
             "every_kth_cost": min(kth, default=None),
             "num_combinations": len(peaks),
         }
+
+
+def _recomputed(numbers: range) -> Iterator[Settings]:
+    """Every subset of the blocks."""
+    for is_one in itertools.product((False, True), repeat=len(numbers)):
+        yield Settings(checkpointing=Checkpointing.of(tuple(itertools.compress(numbers, is_one)), len(numbers)))
 
 
 def _of_blocks(numbers: range) -> Iterator[Settings]:

@@ -32,7 +32,7 @@ from .tracing.fake_ops import Target
 from .tracing.fake_step import TracedStep, Untraceable, largest_sample
 from .types import Largest
 
-_WITHOUT_TRACE: tuple[Effect, ...] = ("samples", "process", "loader")
+WITHOUT_TRACE: tuple[Effect, ...] = ("samples", "process", "loader")
 """Effects of techniques that no trace depends on."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = re.compile(rf"{re.escape(sysconfig.get_path('stdlib'))}/|/(site|dist)-packages/")
@@ -94,7 +94,7 @@ class MemoryModelCache:
         return restored
 
     def _path(self, settings: Settings, accumulates: bool) -> Path:
-        combination = settings.stock(*_WITHOUT_TRACE).canonical()
+        combination = settings.stock(*WITHOUT_TRACE).canonical()
         said = [self._task.source, combination, accumulates, self._largest_of, self._target]
         return FOLDER / "memory_models" / f"{_hash(json.dumps(said))[:32]}.json.gz"
 

@@ -17,7 +17,7 @@ from ..estimates import Cheapest, CheapestOptions
 from ..estimates.allocators.process import resident_bytes as settle_process
 from ..estimates.cheapest import cheapest
 from ..estimates.memory_model import MemoryModel
-from ..estimates.memory_model_cache import MemoryModelCache
+from ..estimates.memory_model_cache import WITHOUT_TRACE, MemoryModelCache
 from ..estimates.tracing.fake_step import Untraceable
 from ..measure import InspectOptions
 from ..measure.dataset import DatasetFacts
@@ -186,7 +186,7 @@ class Job:
 
 
 class _Traced(MemoryModelCache):
-    """Keeps what was traced, and takes no real steps in its place."""
+    """Keeps what was traced, whatever the allocator, and takes no real steps in its place."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -199,6 +199,7 @@ class _Traced(MemoryModelCache):
             _ReadsValues: the first one asked for cannot be traced.
             PlanError: another cannot.
         """
+        plan = plan.model_copy(update={"settings": plan.settings.stock(*WITHOUT_TRACE)})
         key = plan.settings.canonical(), accumulates, few
         if key not in self._known:
             try:

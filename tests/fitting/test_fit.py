@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_flatten
 
 import autotune
 from autotune.errors import NothingFits, SpaceError, TaskError, UserError
+from autotune.estimates import memory_model_cache
+from autotune.estimates.memory_model import fit_memory_model
 from autotune.measure.processes import own_peak_bytes, resident_bytes
 from autotune.randomness import alike, random_state
 from autotune.techniques import Settings
@@ -381,6 +383,20 @@ def test_where_glibcs_heap_may_not_fit_large_tensors_get_pages_of_their_own():
     kind, budget, high, took = in_fresh_process(_fitted_below_what_is_predicted)
     assert kind == "mmap"
     assert took <= high <= budget
+
+
+def test_what_differs_by_the_allocator_alone_is_traced_once(monkeypatch):
+    """As it stands, and with all blocks recomputed."""
+    traced = []
+
+    def counted(plan, *arguments):
+        traced.append(plan.settings.model_copy(update={"allocator": Settings().allocator}))
+        return fit_memory_model(plan, *arguments)
+
+    monkeypatch.setattr(memory_model_cache, "fit_memory_model", counted)
+    with pytest.raises(NothingFits):
+        autotune.fit(Model(), {"x": torch.ones(2, WIDTH)}, "1MiB", techniques=["allocator", "checkpointing"])
+    assert len(traced) == len({*traced}) == 2
 
 
 def test_the_optimizer_must_be_the_models():
