@@ -23,6 +23,7 @@ SIGNATURES = {
     "build_scheduler": "def build_scheduler(optimizer, num_steps) -> torch.optim.lr_scheduler.LRScheduler",
     "collate": "def collate(samples: list) -> batch",
     "length": "def length(sample) -> int  # in tokens, of a sample of build_dataset's",
+    "pack": "def pack(samples: list) -> batch  # one row, without padding",
     "build_sampler": "def build_sampler(dataset) -> torch.utils.data.Sampler",
     "build_loader": "def build_loader(batch_size) -> torch.utils.data.DataLoader  # in place of build_dataset",
     "after_backward": "def after_backward(model) -> None  # gradients are whole and true, and not clipped yet",
@@ -36,7 +37,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 REQUIRED = ("build_model", "build_dataset", "compute_loss")
 """``build_loader`` may take the place of ``build_dataset``."""
-_OF_DATASET = ("build_dataset", "collate", "length", "build_sampler", "loader_options", "shards_by_worker")
+_OF_DATASET = ("build_dataset", "collate", "length", "pack", "build_sampler", "loader_options", "shards_by_worker")
 """What a task that builds its loaders itself has no use for."""
 _LOADER_OPTIONS = {"num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn"}
 _LOADER_OPTIONS |= {"multiprocessing_context", "generator", "drop_last"}
@@ -111,6 +112,9 @@ class Task:
     length: Callable[[Any], int] | None = None
     """How long a sample is, in tokens: of several lengths the longest. Batches are made by it, and the largest found.
     None is by the shapes that samples collate to alone."""
+    pack: Callable[[list[Any]], Any] | None = None
+    """Collates samples to one row without padding, for ``batch.packed``. None is transformers'
+    DataCollatorWithFlattening of samples that are dicts with ``input_ids`` and ``labels``."""
     build_sampler: Callable[[Any], Any] | None = None
     """The order of samples; None is a seeded shuffle."""
     loader_options: Mapping[str, Any] = field(default_factory=dict)

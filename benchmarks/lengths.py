@@ -14,7 +14,8 @@ A job that is over halves its batch: that is ``benchmarks.growing_back``, with l
 
 Jobs: padded batches of fixed size, and as many tokens as these have where they are largest: peaks of both by their own
 largest batches, and tokens that count (no padding) a second of processor time, which other work on the machine does not
-change much, by turns. Bar: 1.5 times, within the peak of the other.
+change much, by turns. Bar: 1.5 times, within the peak of the other. The fourth job, a Llama of transformers, is also
+packed: in rows of as many tokens, and of as many as the longest sample has.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ Law = Callable[[torch.Generator], Tensor]
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", action="store_true", help="the three jobs in place of the laws")
+    parser.add_argument("--jobs", action="store_true", help="the four jobs in place of the laws")
     parser.add_argument("--plans", type=int, default=PLANS)
     parser.add_argument("--only", help="the laws, or jobs, with this in their names")
     parser.add_argument("--rounds", type=int, default=3)
@@ -282,9 +283,11 @@ class Model(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-JOBS = {"transformer": 0.8, "GRU": 0.8, "convolutions": 1.1}
-"""Each with the spread of its lengths."""
 MICRO, WARM_UP, TIMED_S = 4, 1, 3.0
+JOBS = {"transformer": 0.8, "GRU": 0.8, "convolutions": 1.1, "Llama": 0.8}
+"""Each with the spread of its lengths."""
+PACKED = {"packed": MICRO, "packed short": 1}
+"""How many of the longest samples a packed row has the tokens of."""
 
 
 def _loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,9 +297,8 @@ def _loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, Tensor]:
     return loss, (targets != 0).sum()
 
 
-def run_job(job: str, kind: str) -> dict[str, float]:
-    """Tokens that count a second, and the peak of this process, with its largest batches first."""
-    task = autotune.Task(
+def _own(job: str) -> autotune.Task:
+    return autotune.Task(
         build_model=lambda: Model(job),
         build_dataset=lambda: Words(JOBS[job]),
         compute_loss=_loss,
@@ -304,16 +306,49 @@ def run_job(job: str, kind: str) -> dict[str, float]:
         length=len,
         batch_size=STEP,
     )
+
+
+def _llama() -> autotune.Task:
+    """Two layers of transformers' Llama, by samples as its datasets have them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=256, bos_token_id=0, eos_token_id=0, use_cache=False, **sizes)
+
+    def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        ids, labels = ([one[name] for one in samples] for name in ("input_ids", "labels"))
+        return {
+            "input_ids": pad_sequence(ids, batch_first=True),
+            "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+        }
+
+    def compute_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        count = (batch["labels"][:, 1:] != -100).sum()
+        return model(**batch).loss * count, count
+
+    return autotune.Task(
+        build_model=lambda: LlamaForCausalLM(config),
+        build_dataset=lambda: [{"input_ids": row, "labels": row} for row in Words(JOBS["Llama"]).rows],
+        compute_loss=compute_loss,
+        collate=collate,
+        batch_size=STEP,
+    )
+
+
+def run_job(job: str, kind: str) -> dict[str, float]:
+    """Tokens that count a second, and the peak of this process, with its largest batches first."""
+    task = _llama() if job == "Llama" else _own(job)
     seed_everything(0)
     known = find_lengths(task, task.build_dataset(), deterministic=True)
     assert known is not None
     batch = Batch.of(STEP, MICRO)
-    if kind == "tokens":
-        batch = batch.model_copy(update={"tokens": MICRO * known.longest})
+    if kind != "padded":
+        tokens = PACKED.get(kind, MICRO) * known.longest
+        batch = batch.model_copy(update={"tokens": tokens, "packed": kind in PACKED})
     training = autotune.apply(Plan(settings=Settings(batch=batch)), task)
     for largest, _ in longest_batches(training.loader, known):
         for _ in range(2):
-            loss, count = _loss(training.model, largest)
+            loss, count = task.compute_loss(training.model, largest)
             (loss / count).backward()
     training.optimizer.zero_grad()
     num_tokens, num_steps, began_s = 0.0, 0, 0.0
@@ -337,19 +372,22 @@ def _batches(training: Any) -> Iterator[Tensor]:
 
 def compare(job: str, num_rounds: int) -> dict[str, Any]:
     """One row, which is printed."""
-    found: dict[str, list[dict[str, float]]] = {"padded": [], "tokens": []}
+    kinds = ("padded", "tokens", *(PACKED if job == "Llama" else ()))
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for _ in range(num_rounds):
         for kind, runs in found.items():
             command = [sys.executable, "-m", "benchmarks.lengths", "--run", job, kind]
             runs.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    ratios = [b["tokens_per_s"] / a["tokens_per_s"] for a, b in zip(found["padded"], found["tokens"], strict=True)]
     peaks = {kind: max(run["peak_bytes"] for run in runs) for kind, runs in found.items()}
-    row = {"job": job, "micro": MICRO, "step": STEP, "speed": [round(one, 3) for one in ratios], "runs": found}
-    print(
-        f"{job}: {statistics.median(ratios):.2f} times the tokens that count a second ({min(ratios):.2f} to "
-        f"{max(ratios):.2f}; bar 1.5), at {peaks['tokens'] / peaks['padded']:.3f} times the peak",
-        flush=True,
-    )
+    row: dict[str, Any] = {"job": job, "micro": MICRO, "step": STEP, "runs": found}
+    for kind in kinds[1:]:
+        ratios = [b["tokens_per_s"] / a["tokens_per_s"] for a, b in zip(found["padded"], found[kind], strict=True)]
+        row["speed" if kind == "tokens" else f"speed {kind}"] = [round(one, 3) for one in ratios]
+        print(
+            f"{job}, {kind}: {statistics.median(ratios):.2f} times the tokens that count a second ({min(ratios):.2f} "
+            f"to {max(ratios):.2f}; bar 1.5), at {peaks[kind] / peaks['padded']:.3f} times the peak",
+            flush=True,
+        )
     return row
 
 

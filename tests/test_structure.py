@@ -297,6 +297,7 @@ def test_optuna_and_ray_have_their_homes(library, homes):
 CAUGHT = {
     "batch/run.py": "a bug in one job stops no other, and is its state",
     "data/lengths.py": "a user's length: a TaskError that names it; what collates to nothing alone has none",
+    "data/packing.py": "a user's model or loss that takes no row of samples: packing is refused, with the reason",
     "data/sameness.py": "a user's dataset that cannot be read alone, or compared, is not cached: told where asked for",
     "estimates/tracing/fake_step.py": "over fake tensors: memory is found by real steps, with the reason",
     "fitting/job.py": "a user's model that does not take its batch: a TaskError that says so",

@@ -79,7 +79,6 @@ REPLACED: dict[str, Held] = {
     "estimates/tracing/known_values.py:setattr": Held("masks are chosen by values of positions", "the step's end"),
     "integrations/loaders.py:DataLoader.__iter__": Held("a row is put on as an epoch begins", _PROCESS),
     "integrations/loaders.py:register_optimizer_step_post_hook": Held("a row after a step is late", _PROCESS),
-    "measure/checks/dropout.py:setattr": Held("dropout that is called as a function, in any thread", "the block's end"),
     "measure/checks/split.py:setattr": Held("an autocast of the model's own is seen", "the block's end"),
     "measure/life/batches.py:_BaseDataLoaderIter.__next__": Held("an evaluation's batches are counted", "it is over"),
     "measure/profiling/module_tracker.py:register_module_forward_hook": Held("which module runs", "the step's end"),
@@ -106,6 +105,9 @@ REPLACED: dict[str, Held] = {
     "script/plan/hooks.py:torch.optim.Optimizer.__init__": Held("the optimizer is found", "hooks are removed"),
     "script/plan/patches.py:setattr": Held("how the functions of hooks.py and loaders.py are replaced", "as they say"),
     "task_file.py:sys.modules": Held("a task file's classes can be pickled", "it fails, or the process ends"),
+    "techniques/support/comparable.py:setattr": Held(
+        "dropout that is called as a function, in any thread", "the block's end"
+    ),
     "techniques/support/tf32.py:torch.backends.cuda.matmul.allow_tf32": Held("TF32 is process-wide", "a next plan"),
     "techniques/support/tf32.py:torch.backends.cudnn.allow_tf32": Held("TF32 is process-wide", "a next plan"),
     "workers/trial/child.py:sys.argv": Held("a task sees its own file", _PROCESS),

@@ -10,11 +10,12 @@ from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
 from ..data.own_loader import OwnLoader
+from ..data.packing import FEW, Packing
 from ..errors import TaskError
 from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Facts, LoaderSpec
-from ..techniques.batch import refused_split
+from ..techniques.batch import Batch, refused_split
 from ..techniques.models.variant import Variant
 from ..techniques.precision import refused
 from ..techniques.support.facts import Lengths, num_processors
@@ -103,8 +104,11 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         evaluation_batch=task.evaluation_batch(batch.micro),
         warnings=(*_warnings(task, options, model, data, split), *rates.notes),
     )
-    warnings = (*facts.warnings, *filter(None, [refused_split(facts)]))
-    return without_refused(task, dataset, facts.model_copy(update={"warnings": warnings}), options.tries)
+    found_out = {
+        "no_packing": _no_packing(task, model, data, facts, options.runs_model),
+        "warnings": (*facts.warnings, *filter(None, [refused_split(facts)])),
+    }
+    return without_refused(task, dataset, facts.model_copy(update=found_out), options.tries)
 
 
 def _lengths(task: Task, dataset: Any, data: DatasetFacts, model: nn.Module | None) -> Lengths | None:
@@ -123,6 +127,21 @@ def _lengths(task: Task, dataset: Any, data: DatasetFacts, model: nn.Module | No
     return as_runs(
         found, lambda places: collate([dataset[place] for place in places]), partial(task.compute_loss, model)
     )
+
+
+def _no_packing(task: Task, model: nn.Module, data: DatasetFacts, facts: Facts, runs_model: bool) -> str | None:
+    """Why samples cannot be packed. They are computed only where they could be otherwise."""
+    if not Batch.may_pack(facts):
+        return facts.no_packing
+    if not runs_model:
+        return _NOT_RUN
+    if len(data.samples) < FEW:
+        return f"{FEW} samples are computed both ways, but the batch has fewer"
+    packing = Packing(task.collate, task.pack, task.compute_loss)
+    try:
+        return packing.obstacle(model, data.samples[:FEW], torch.device(facts.device.type))
+    except (MemoryError, torch.OutOfMemoryError):
+        return "the device does not hold a few samples, computed both ways without techniques"
 
 
 def _variants(task: Task) -> dict[str, int]:

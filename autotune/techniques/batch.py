@@ -19,6 +19,9 @@ _ROUNDED_TOLERANCE = 1e-2
 
 BY_TOKENS = "batch.tokens: batches are made of samples by their lengths, which the job's own loader does not do."
 
+_MASK_ITEMSIZE = 4
+"""Bytes of each element of a mask that attention adds."""
+
 _FREE_GROWTH = (1, 2, 4, 8, 16)
 """Times the assumed batch that a free one may be."""
 
@@ -42,6 +45,10 @@ class Batch(Technique):
     step's samples, as many as ever, are cut by length; ``micro`` is then how many of the longest that are known a pass
     takes, and ``accumulate`` the most passes. ``{tokens: 4096, effective: 64}`` leaves both open. None is ``micro``
     samples, whatever their length."""
+    packed: bool = Field(default=False, strict=True)
+    """Whether the samples of a forward pass are one row of at most ``tokens``, one after the other without padding, for
+    models that keep them apart by ``position_ids``. Each time it is applied, a few samples are computed both ways:
+    where their gradient is another, since they see each other or count otherwise, it is refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,6 +64,15 @@ class Batch(Technique):
         return {**rest, "micro": 1, "accumulate": data["effective"]}
 
     @model_validator(mode="after")
+    def _check_packed(self) -> Batch:
+        if self.packed and self.tokens is None:
+            raise ValueError(
+                "packed: write how many tokens a row has at most, and how many samples an optimizer step sees: "
+                "{packed: true, tokens: 4096, effective: 64}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_effective(self) -> Batch:
         full = self.micro * self.accumulate
         if self.effective is not None and not full - self.micro < self.effective < full:
@@ -70,7 +86,7 @@ class Batch(Technique):
     def describe(self, facts: Facts | None = None) -> str:
         """``micro-batch 64 × 4``."""
         if self.tokens is not None:
-            return f"batch {self.num_samples} in passes of {self.tokens:,} tokens"
+            return f"batch {self.num_samples} in {'packed ' if self.packed else ''}passes of {self.tokens:,} tokens"
         if self.accumulate == 1:
             return f"batch {self.micro}"
         whole = f" (the last smaller, {self.effective} in all)" if self.effective else ""
@@ -78,6 +94,8 @@ class Batch(Technique):
 
     def purpose(self) -> str:
         """What its numbers are."""
+        if self.packed:
+            return "Samples in one optimizer step, and how many tokens, without padding, a forward pass takes in a row."
         if self.tokens is not None:
             return "Samples in one optimizer step, and how many tokens, padding counted, a forward pass takes of them."
         return "Samples in one forward pass, and how many such passes make one optimizer step."
@@ -96,7 +114,7 @@ class Batch(Technique):
 
     def with_samples(self, effective: int) -> Batch:
         """So many samples an optimizer step, in micro-batches like these."""
-        return Batch.of(effective, self.micro).model_copy(update={"tokens": self.tokens})
+        return Batch.of(effective, self.micro).model_copy(update={"tokens": self.tokens, "packed": self.packed})
 
     def sizes(self) -> list[int]:
         """Samples in each forward pass of an optimizer step."""
@@ -106,7 +124,7 @@ class Batch(Technique):
         """Of one of so many processes, which take the micro-batches of an optimizer step in turn."""
         if processes == 1:
             return self
-        return Batch(micro=self.micro, accumulate=-(-self.accumulate // processes), tokens=self.tokens)
+        return self.model_copy(update={"accumulate": -(-self.accumulate // processes), "effective": None})
 
     @classmethod
     def reference(cls, facts: Facts) -> Batch:
@@ -117,27 +135,39 @@ class Batch(Technique):
     def choices(cls, facts: Facts) -> tuple[Batch, ...]:
         """Small to large: halves of a held effective batch, and what the job has; powers of two times the assumed one
         otherwise. On a card the halves of its third too: the fastest is often between two halves there
-        (``benchmarks.cards --speed``)."""
+        (``benchmarks.cards --speed``). Each in as many tokens also packed, where samples can be, on a card: on a CPU
+        that was slower (``benchmarks.lengths``), and is tried where a space lists it."""
         effective, length = facts.effective_batch, facts.dataset_length
         if facts.effective_batch_held:
             own = cls.reference(facts).micro
             held = {effective, own, *_parts(effective, facts.device.type)} if _may_split(facts) else {own}
-            found = [cls._held(facts, micro) for micro in sorted(held - {own})]
-            found = sorted([*found, cls.of(effective, own)], key=lambda batch: batch.micro)
+            found = [cls._held(facts, micro) for micro in held - {own}]
+            if facts.device.type != "cpu" and facts.no_packed_batches() is None:
+                found += [cls._in_tokens(facts, micro, packed=True) for micro in held]
+            found = sorted([*found, cls.of(effective, own)], key=lambda batch: (batch.micro, batch.packed))
         else:
             sizes = {*_parts(effective, facts.device.type), *(effective * times for times in _FREE_GROWTH)}
             found = [cls(micro=micro) for micro in sorted(sizes) if length is None or micro <= max(length, effective)]
         return tuple(batch for batch in found if batch.unavailable(facts) is None)
 
     @classmethod
+    def may_pack(cls, facts: Facts) -> bool:
+        """Whether packed batches are available, if a model keeps their samples apart."""
+        return facts.no_token_batches() is None and _may_split(facts)
+
+    @classmethod
     def _held(cls, facts: Facts, micro: int) -> Batch:
         """The held batch in such micro-batches; where lengths are known, in as many tokens as these may have: no more
         passes, each with less padding."""
-        batch = cls.of(facts.effective_batch, micro)
         if facts.no_token_batches() is not None or micro == facts.effective_batch:
-            return batch
+            return cls.of(facts.effective_batch, micro)
+        return cls._in_tokens(facts, micro)
+
+    @classmethod
+    def _in_tokens(cls, facts: Facts, micro: int, packed: bool = False) -> Batch:
         assert facts.lengths is not None, "or they could not be had"
-        return batch.model_copy(update={"tokens": micro * facts.lengths.longest})
+        tokens = {"tokens": micro * facts.lengths.longest, "packed": packed}
+        return cls.of(facts.effective_batch, micro).model_copy(update=tokens)
 
     def exactness(self, facts: Facts) -> Exactness:
         """Measured: another split than the job's own is lossy where the gradient of a split batch differs from the
@@ -162,6 +192,8 @@ class Batch(Technique):
                 if facts.split_error is not None
                 else "whether splitting a batch changes the gradient could not be measured; --allow-split permits it"
             )
+        if self.packed and (reason := facts.no_packed_batches()) is not None:
+            return reason
         if self.effective is not None and facts.dataset_kind == "iterable":
             return f"an iterable dataset cannot be cut into {self.accumulate} uneven micro-batches"
         if self.effective is not None and facts.even_batches:
@@ -178,6 +210,10 @@ class Batch(Technique):
     def beyond_script(self) -> str | None:
         """A script makes its batches itself."""
         return None if self.tokens is None else f"{BY_TOKENS} Train by autotune.apply, or leave tokens out."
+
+    def may_hold(self, step_bytes: int, facts: Facts) -> int:
+        """Of a packed row, whose prediction is that of padded samples, a mask of all its tokens by all."""
+        return _MASK_ITEMSIZE * self.tokens**2 if self.packed and self.tokens is not None else 0
 
     def _splits_as(self, facts: Facts) -> bool:
         """Whether a forward pass sees what the job's own sees, whatever that is where the batch is free."""

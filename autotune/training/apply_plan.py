@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 from ..data.cut import Alike
 from ..data.lengths import read_sizes
 from ..data.loader import EMPTY, Loader
+from ..data.packing import Packing
 from ..errors import PlanError, TaskError
 from ..plan import Plan
 from ..randomness import seed_everything, undisturbed
@@ -101,7 +102,7 @@ def apply(
     if calm_steps < 1:
         raise PlanError(f"calm_steps: at least 1 optimizer step was expected, but got {calm_steps}.")
     if halve_when_out_of_memory:
-        check_can_halve(settings, model, world_size())
+        check_can_halve(settings.having(batch), model, world_size())
 
     run = on_two_samples(dataset, task.collate or default_collate, task.compute_loss)
     before = [weakref.ref(parameter) for parameter in model.parameters()]
@@ -110,8 +111,12 @@ def apply(
     _check_optimizer(optimizer, model, before)
     num_samples = settings.parallel.effective or batch.num_samples
     _warn_of_batch(task, dataset, num_samples, stated=settings.batch is not None and not in_pieces)
-    spec = apply_to_loader(in_force, dataset, collate=task.collate, options=task.loader_options, device=device)
+    packing = Packing(task.collate, task.pack, task.compute_loss)
+    collate = packing.row_of if batch.packed else task.collate
+    spec = apply_to_loader(in_force, dataset, collate=collate, options=task.loader_options, device=device)
     loader = build_loader(task, spec, batch, seed, ranks)
+    if batch.packed:
+        packing.check(within(model), loader, settings)
     if ranks.rank:
         seed_everything(seed + ranks.rank)  # dropout and augmentation of its own; rank 0 has those of one process
     applied = settings.as_applied(within(model))

@@ -39,6 +39,10 @@ def check_can_halve(settings: Settings, model: nn.Module, num_ranks: int) -> Non
     Raises:
         PlanError: an optimizer step cannot be made again, in this process or in all of them.
     """
+    if settings.batch is not None and settings.batch.packed:
+        raise PlanError(
+            "halve_when_out_of_memory: a packed row (batch.packed) is not halved by samples. Leave one of the two out."
+        )
     if (freed := next((one.name for one in settings.techniques() if one.frees_gradients), None)) is not None:
         raise PlanError(
             f"halve_when_out_of_memory: {freed} steps parameters within the backward pass, which cannot be made again "

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from autotune.measure.checks.dropout import without_dropout
+from autotune.techniques.support.comparable import without_dropout
 
 
 class FunctionalDropout(nn.Module):

@@ -39,6 +39,7 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.models.pruning import Pruning
 from autotune.techniques.precision import Precision
+from autotune.techniques.support.facts import Lengths
 from autotune.workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut, TrialRequest
 from autotune.workers.table import Row, TableExecutor
 
@@ -203,6 +204,22 @@ def test_a_larger_micro_batch_than_one_that_did_not_fit_is_not_tried():
             split = other.batch.accumulate == 1 or settings.batch.accumulate > 1
             assert not (over and split and other.model_copy(update={"batch": settings.batch}) == settings)
         seen.append(settings)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_padded_samples_that_did_not_fit_say_nothing_of_longer_rows_without_padding(seed):
+    """In any order: 8 padded samples of 10 tokens are over the budget, and a row of 160 tokens is not."""
+    padded = Batch(micro=8, accumulate=8, tokens=80)
+    row_of_160 = Batch(micro=16, accumulate=4, tokens=160, packed=True)
+    Path("space.yaml").write_text(
+        "schema: autotune/space@1\nbatch: [{micro: 64}, {micro: 8, accumulate: 8, tokens: 80}, "
+        "{micro: 16, accumulate: 4, tokens: 160, packed: true}]\n"
+    )
+    lengths = Lengths(read=500, samples=500, longest=10, places=((1, 2),), in_tokens=True)
+    known = facts(lengths=lengths, no_packing=None)
+    over = row(Settings(batch=padded), peak_bytes=(2000 * MIB,))
+    run = run_search(every(budget=1000 * MIB, trials=9, seed=seed), known, [over])
+    assert {one.batch for one in run.measured} == {Batch(micro=64), padded, row_of_160}
 
 
 def test_a_reference_outside_the_space_is_measured_all_the_same():

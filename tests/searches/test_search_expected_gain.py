@@ -221,3 +221,17 @@ def test_of_each_combination_the_batches_about_the_largest_predicted_to_fit_are_
 
 def test_where_nothing_is_predicted_every_batch_is_kept():
     assert len(sampler(predicts=False).configurations.derived(300 * MIB)) == 12
+
+
+def test_packed_batches_have_a_ladder_of_their_own_and_are_told_apart():
+    """Of five padded batches those of at most 100 MiB and one more are kept, and of packed ones likewise."""
+    rows = [
+        Configuration({"batch": place}, micro, Prediction(peak_bytes=25 * micro * MIB), packed=packed)
+        for place, (micro, packed) in enumerate(itertools.product((1, 2, 4, 8, 16), (False, True)))
+    ]
+    both = Configurations(rows, {"batch": IntDistribution(0, 9)}, "batch")
+    kept = both.derived(100 * MIB).rows
+    assert sorted((row.packed, row.micro_batch) for row in kept) == [
+        (packed, micro) for packed in (False, True) for micro in (1, 2, 4, 8)
+    ]
+    assert len({*both.inputs()[0][:, 0].tolist()}) == 10

@@ -236,8 +236,51 @@ def test_tokens_are_written_with_the_samples_of_a_step():
     assert Batch(tokens=4096, effective=64).describe() == "batch 64 in passes of 4,096 tokens"
 
 
+ON_CARD = {"device": HELD.device.model_copy(update={"type": "cuda"})}
+
+
+def test_where_samples_can_be_packed_each_is_offered_so_too_on_a_card():
+    """In as many tokens as are padded; all 8 samples in a row as well. On a CPU where a space lists it."""
+    known = HELD.model_copy(update={"no_packing": None})
+    assert [batch for batch in Batch.choices(known.model_copy(update=ON_CARD)) if batch.packed] == [
+        Batch(micro=micro, accumulate=8 // micro, tokens=50 * micro, packed=True) for micro in (1, 2, 4, 8)
+    ]
+    assert not any(batch.packed for batch in Batch.choices(known))
+    assert Batch(micro=2, accumulate=4, tokens=100, packed=True).unavailable(known) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"no_packing": "samples see each other"}, "batch.packed: samples see each other"),
+        ({"no_packing": None, "lengths": None}, "samples have no one length"),
+        ({"no_packing": None, "split_error": 0.1}, "changes this model's gradient by 10.0%"),
+    ],
+)
+def test_packing_is_refused_in_words(changed, reason):
+    facts = HELD.model_copy(update={**ON_CARD, **changed})
+    assert reason in str(Batch(micro=2, accumulate=4, tokens=100, packed=True).unavailable(facts))
+    assert not any(batch.packed for batch in Batch.choices(facts))
+
+
+def test_packing_is_written_with_tokens_and_told_apart():
+    packed = Batch(tokens=4096, effective=64, packed=True)
+    assert packed.describe() == "batch 64 in packed passes of 4,096 tokens"
+    assert "without padding" in packed.purpose()
+    with pytest.raises(ValidationError, match=r"packed: true, tokens: 4096, effective: 64"):
+        Batch(micro=4, packed=True)
+
+
+def test_what_is_predicted_of_a_row_may_miss_a_mask_of_all_its_tokens():
+    assert Batch(tokens=100, effective=8, packed=True).may_hold(0, HELD) == 4 * 100 * 100
+    assert Batch(tokens=100, effective=8).may_hold(0, HELD) == 0
+
+
 def test_a_smaller_step_of_tokens_is_cut_alike():
     assert Batch(micro=3, accumulate=3, effective=8, tokens=90).with_samples(4) == Batch(
         micro=3, accumulate=2, effective=4, tokens=90
     )
     assert Batch(micro=3, accumulate=4, tokens=90).share(2) == Batch(micro=3, accumulate=2, tokens=90)
+    packed = Batch(micro=3, accumulate=3, effective=8, tokens=90, packed=True)
+    assert packed.with_samples(4) == Batch(micro=3, accumulate=2, effective=4, tokens=90, packed=True)
+    assert packed.share(2) == Batch(micro=3, accumulate=2, tokens=90, packed=True)

@@ -20,12 +20,12 @@ from ...errors import TaskError
 from ...randomness import Randomness
 from ...ranks import summed
 from ...task import Task
+from ...techniques.support.comparable import without_dropout
 from ...training.apply_plan import build_loader
 from ...training.training import StepResult, Training
 from ..errors import NonFiniteLoss
 from ..feed import Feed
 from ..measurement import NUM_STEPS, Course, MeasureOptions, Parity
-from .dropout import without_dropout
 
 _ROUNDINGS = 3.0
 """How many times as far as rounded weights a configuration that rounds may lead: it rounds at every operation."""

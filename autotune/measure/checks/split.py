@@ -19,11 +19,11 @@ from ...randomness import seed_everything
 from ...task import Task
 from ...techniques import LoaderSpec, Settings
 from ...techniques.batch import Batch
+from ...techniques.support.comparable import state_kept, without_dropout
 from ...techniques.support.tf32 import without_tf32
 from ...training.out_of_memory import is_out_of_memory
 from ...training.training import Training
 from ..errors import NonFiniteLoss
-from .dropout import without_dropout
 from .hooks import check_hooks
 
 _Gradients = list[torch.Tensor | None]
@@ -67,7 +67,7 @@ def measure_split(task: Task, model: nn.Module, samples: Sequence[Any], device: 
     """
     size, task = len(samples), replace(task, max_grad_norm=None, after_backward=None, after_step=None)
     run = partial(_gradient, task, model, samples, device)
-    with without_dropout(model), _buffers_kept(model):
+    with without_dropout(model), state_kept(model):
         with without_tf32(), _autocast_seen(device.type) as seen:
             whole = run(size, checks_hooks=True)
         began_s = perf_counter()
@@ -126,17 +126,6 @@ def _gradient(
             optimizer.zero_grad()
             raise NonFiniteLoss(1, loss)
     return seen
-
-
-@contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in kept:
-                buffer.copy_(before)
 
 
 def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:

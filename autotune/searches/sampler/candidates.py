@@ -252,6 +252,8 @@ class Candidates:
             tried = row.settings.batch
             if tried is None or not row.verdict.over_memory or tried.micro >= batch.micro:
                 continue
+            if tried.packed != batch.packed:  # a row is as long as its samples, a padded batch as its longest
+                continue
             same = row.settings.model_copy(update={"batch": batch}) == settings
             if same and (tried.accumulate == 1 or batch.accumulate > 1):
                 return row

@@ -210,13 +210,14 @@ class ConfigurationSpace:
         return next((one for one in open_to if settings == self._chosen(one)), None)
 
     def _configuration(self, settings: Settings, facts: Facts) -> Configuration:
-        micro_batch = settings.batch.micro if settings.batch else None
+        batch = settings.batch
+        micro_batch, packed = (batch.micro, batch.packed) if batch else (None, False)
         known = self._foreseen.predict(settings)
         gains = self._gains(settings.in_force(facts.precision))
         lossy = [one for one in settings.chosen() if "function" in one.affects]
         function = settings.part("function").canonical() if lossy else ""
         removed = {one.name: one.removed(facts) for one in lossy}
-        return Configuration(self.params(settings) or {}, micro_batch, known, gains, function, removed)
+        return Configuration(self.params(settings) or {}, micro_batch, known, gains, function, removed, packed)
 
     def _gains(self, settings: Settings) -> dict[str, tuple[float, float]]:
         """As believed of each technique; of one that is in some blocks alone, in proportion."""

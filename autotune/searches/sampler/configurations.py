@@ -18,6 +18,8 @@ _LARGER, _SMALLER = 1, 3
 are wrong at times."""
 _OCTAVES = 2.0
 """Doublings of the micro-batch over which its effects are similar."""
+_PACKED = 8.0
+"""How far packed batches are from padded ones, in the same unit: neither tells of the other."""
 _WHOLE_RANGE = 2.0
 """The same for another ordered parameter: its range is so many such distances."""
 
@@ -38,6 +40,8 @@ class Configuration:
     """What it computes: equal ones are of one quality, and "" is the reference's."""
     removed: Mapping[str, float] = field(default_factory=dict)
     """By technique that changes the function, the share of the model that it takes away."""
+    packed: bool = False
+    """Whether the micro-batch is one row of samples, without padding."""
 
 
 class Configurations:
@@ -78,7 +82,7 @@ class Configurations:
         ladders: dict[tuple[Any, ...], list[Configuration]] = {}
         for row in sorted(self.rows, key=lambda row: row.micro_batch or 1):
             rest = (value for name, value in row.params.items() if name != self._batch)
-            ladders.setdefault(tuple(rest), []).append(row)
+            ladders.setdefault((row.packed, *rest), []).append(row)
         kept = (row for ladder in ladders.values() for row in _about_largest(ladder, limit_bytes))
         return Configurations(list(kept), self.distributions, self._batch)
 
@@ -132,7 +136,7 @@ class Configurations:
 
     def _column(self, name: str) -> Array:
         if name == self._batch:
-            return np.log2(self.micro_batches()) / _OCTAVES
+            return np.log2(self.micro_batches()) / _OCTAVES + _PACKED * np.array([row.packed for row in self.rows])
         values = [row.params[name] for row in self.rows]
         kind = self.distributions[name]
         if isinstance(kind, CategoricalDistribution):

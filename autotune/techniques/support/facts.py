@@ -181,6 +181,9 @@ class Facts(_Frozen):
     """Whether batch shapes differ between batches."""
     lengths: Lengths | None = None
     """Of its samples, where they differ and can be read."""
+    no_packing: str | None = "samples are known to be rows of tokens in a task alone"
+    """Why the samples of a batch cannot be one row without padding, in words; None where a few were computed both ways,
+    with the same gradient."""
     samples_on_device: bool = False
     """Whether batches are on the device as they are collated, which only the training process can do."""
     shards_by_worker: bool
@@ -279,6 +282,11 @@ class Facts(_Frozen):
         if found.risk:
             return "batch.tokens: a sample has another length when it is read again"
         return None
+
+    def no_packed_batches(self) -> str | None:
+        """Why batches by length cannot be packed, in words; None where they can."""
+        reason = self.no_token_batches()
+        return reason or (f"batch.packed: {self.no_packing}" if self.no_packing is not None else None)
 
     @property
     def states_batch(self) -> bool:

@@ -1,4 +1,4 @@
-"""Turns dropout off, wherever it is called: losses of two configurations can only be compared without it."""
+"""What makes two passes of a model comparable: no dropout, wherever it is called, and buffers that stay."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -21,6 +22,7 @@ _FUNCTIONS = {
     "scaled_dot_product_attention": ("dropout_p", 4),
 }
 """Functions of torch.nn.functional, with the name and the place of their probability."""
+_NUMBERS = (bool, int, float)
 
 
 @contextmanager
@@ -39,6 +41,27 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
         for name, (argument, place) in _FUNCTIONS.items():
             _set(stack, F, name, _with_zero(getattr(F, name), argument, place))
         yield
+
+
+@contextmanager
+def state_kept(model: nn.Module) -> Iterator[None]:
+    """Buffers are afterwards what they were, also those that forward puts others in the place of; so are the numbers
+    that modules have as attributes."""
+    modules = [*model.modules()]
+    buffers = [dict(module._buffers) for module in modules]
+    values = {id(one): one.clone() for row in buffers for one in row.values() if one is not None}
+    numbers = [{name: one for name, one in vars(module).items() if type(one) in _NUMBERS} for module in modules]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, row, kept in zip(modules, buffers, numbers, strict=True):
+                for one in row.values():
+                    if one is not None:
+                        one.copy_(values[id(one)])
+                module._buffers.clear()
+                module._buffers.update(row)
+                vars(module).update(kept)
 
 
 def _set(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
