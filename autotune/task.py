@@ -81,12 +81,11 @@ class _Declaring:
         """
         from torch import nn
 
-        from .techniques.checkpointing import find_blocks
         from .techniques.support.coupling import declare
 
         model = self.build()
         if isinstance(model, nn.Module):
-            declare(find_blocks(model, self.paths, "reversible_blocks"))
+            declare(model, self.paths)
         return model
 
 
@@ -188,9 +187,10 @@ class Task:
                 problems.append(f"{name} must be a list of module paths, but got {paths!r}")
         if problems:
             raise TaskError("\n".join(f"{self.source or 'task'}: {problem}." for problem in problems))
+        build = self.build_model.build if isinstance(self.build_model, _Declaring) else self.build_model
         if self.reversible_blocks:
-            build = self.build_model.build if isinstance(self.build_model, _Declaring) else self.build_model
-            object.__setattr__(self, "build_model", _Declaring(build, self.reversible_blocks))
+            build = _Declaring(build, self.reversible_blocks)
+        object.__setattr__(self, "build_model", build)
 
     def _wrong_data(self) -> Iterator[str]:
         """Pieces that are missing, or too many; loaders of the task's own become its data."""

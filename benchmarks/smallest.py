@@ -108,8 +108,7 @@ def _plans(name: str) -> dict[str, tuple[_ROWS, int]]:
 
 
 def _in_process(name: str, rows: _ROWS | None) -> dict[str, Any]:
-    """Peak and losses of this process; without a plan's rows, of one that has no more than the job's imports and data.
-    """
+    """Peak and losses of this process; without rows, of one that has no more than the job's imports and data."""
     task = JOBS[name]()
     torch.manual_seed(0)
     if rows is None:

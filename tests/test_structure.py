@@ -203,7 +203,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "checkpointing": [recomputed, forwards],
             "recomputed": [forwards],
             "reversible": [forwards, "autotune.techniques.support.coupling"],
-            "coupling": [recomputed],
+            "coupling": [recomputed, "autotune.techniques.checkpointing", "autotune.nested"],
             "compile": [recomputed],
             "frozen_weights": [freezing],
             "freezing": [frozen, codes, elsewhere],

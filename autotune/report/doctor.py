@@ -144,6 +144,7 @@ def _any_task(device: Device) -> Facts:
         frozen_bytes=64 * MIB,
         attention=("sdpa", "eager"),
         num_feed_forwards=1,
+        reversible_blocks=("blocks",),
         split_error=0.0,
         allow_split=True,
         optimizer="AdamW",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from ..errors import PlanError
 from .support.base import Effect, Exactness, Run, Stage, Technique
@@ -35,25 +37,38 @@ class Reversible(Technique):
     }
 
     kind: Literal["none", "blocks"] = "none"
-    """``none`` is stock; ``blocks`` are those of the task's ``reversible_blocks``."""
+    """``none`` is stock; ``blocks`` has blocks run reversibly."""
+    paths: tuple[str, ...] = ()
+    """Module paths of the blocks, or of containers of them; empty are those of the task's ``reversible_blocks``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.paths and self.kind == "none":
+            raise ValueError(f"paths: kind none names no blocks, but got {', '.join(self.paths)}. Use kind: blocks.")
+        return self
 
     def describe(self, facts: Facts | None = None) -> str:
-        """``12 blocks run reversibly``."""
+        """``blocks of encoder.layers run reversibly``."""
         if self.kind == "none":
             return super().describe(facts)
-        return f"{facts.num_reversible if facts else 'declared'} blocks run reversibly"
+        return f"blocks of {', '.join(self.paths) or 'reversible_blocks'} run reversibly"
 
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
-        """How many the task says there are."""
+        """What the task names."""
         from .support.coupling import declared
 
-        return {"num_reversible": len(declared(model))}
+        return {"reversible_blocks": tuple(declared(model))}
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Reversible, ...]:
         """Both where there are such blocks."""
-        return (cls(), cls(kind="blocks")) if facts.num_reversible else (cls(),)
+        return (cls(), cls(kind="blocks").or_default(facts)) if facts.reversible_blocks else (cls(),)
+
+    def or_default(self, facts: Facts) -> Reversible:
+        """With the paths that the task names, so that a plan is enough where there is no task."""
+        is_open = self.kind == "blocks" and not self.paths
+        return type(self)(kind=self.kind, paths=facts.reversible_blocks) if is_open else self
 
     def exactness(self, facts: Facts) -> Exactness:
         """Inputs are found again but for rounding."""
@@ -61,7 +76,7 @@ class Reversible(Technique):
 
     def unavailable(self, facts: Facts) -> str | None:
         """There must be such blocks."""
-        if self.kind == "none" or facts.num_reversible:
+        if self.kind == "none" or self.paths or facts.reversible_blocks:
             return None
         return "the task says of no block that it is reversible (reversible_blocks)"
 
@@ -75,6 +90,8 @@ class Reversible(Technique):
             return "nothing of the blocks is left to offload: use one"
         if settings.compile.kind != "none":
             return "a compiled program keeps what it chooses of each block: use one"
+        if settings.variant.kind != "none":
+            return "a variant's blocks are not those that the task says are reversible: use one"
         if settings.parallel.kind in ("fsdp", "tensor"):
             return f"not tried with {settings.parallel.kind}: use ddp"
         return None
@@ -87,23 +104,25 @@ class Reversible(Technique):
         return model
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
-        """Give the declared blocks a forward that finds its inputs again; it compares itself with their own the first
-        time that it is called on numbers. Parameters, hooks and ``state_dict`` keys stay.
+        """Give the blocks a forward that finds its inputs again; it compares itself with their own the first time that
+        it is called on numbers. Parameters, hooks and ``state_dict`` keys stay.
 
         Raises:
-            PlanError: none are declared.
+            PlanError: none are named.
+            TaskError: a path names no module of the model, or one without ``f`` and ``g``.
         """
         if self.kind == "none":
             return model
-        from .support.coupling import Pair, coupled, declared
+        from .support.coupling import Pair, coupled, declared, reversible_blocks
 
-        found = declared(model)
-        if not found:
+        paths = self.paths or declared(model)
+        if not paths:
             raise PlanError(
-                "settings.reversible.kind: the task says of no block that it is reversible. Name them in it "
-                '(reversible_blocks = ["encoder.blocks"]), or use kind: none.'
+                "settings.reversible.kind: nothing says which blocks are reversible. Name them in the plan "
+                "(reversible: {kind: blocks, paths: [encoder.blocks]}), or in the task (reversible_blocks = "
+                '["encoder.blocks"]), or use kind: none.'
             )
-        for block in found:
+        for block in reversible_blocks(model, paths, "settings.reversible.paths"):
             # As in checkpointing: on the instance, and a bound method.
             block.forward = functools.partial(coupled, block.forward, Pair(block))
         return model

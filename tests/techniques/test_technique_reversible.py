@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import pickle
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 import autotune
 from autotune.errors import PlanError, TaskError
 from autotune.estimates.memory_model import fit_memory_model
+from autotune.measure.inspect import inspect_task
+from autotune.measure.measurement import InspectOptions
 from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Budget, Plan
 from autotune.search_spaces import load_space
@@ -25,6 +28,7 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile
 from autotune.techniques.layers import Layers
+from autotune.techniques.models.variant import Variant
 from autotune.techniques.offload import Offload
 from autotune.techniques.optimizers.optimizer_state import OptimizerState
 from autotune.techniques.optimizers.optimizer_step import OptimizerStep
@@ -40,6 +44,7 @@ from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import BATCH_SIZE, NUM_SAMPLES, ZOO
 
 REVERSIBLE = Reversible(kind="blocks")
+NAMED = Reversible(kind="blocks", paths=("blocks",))
 FEATURES, POSITIONS, DEPTH = 8, 5, 4
 
 
@@ -151,6 +156,22 @@ def inputs() -> Tensor:
     return torch.randn(3, POSITIONS, FEATURES, generator=torch.Generator().manual_seed(2), requires_grad=True)
 
 
+@pytest.mark.parametrize("settings", BOTH)
+def test_a_hook_of_a_parameter_is_called_once(settings):
+    model, calls = model_of(settings=settings), []
+    weight = model.blocks[1].g[1].weight
+    plain = gradients(model, inputs())
+    model.zero_grad()
+    weight.register_hook(lambda gradient: calls.append(1) or 2 * gradient)
+    weight.register_hook(lambda gradient: 3 * gradient)
+    number = next(number for number, one in enumerate(model.parameters()) if one is weight)
+    found = gradients(model, inputs())
+    torch.testing.assert_close(
+        found[-len([*model.parameters()]) :][number], 6 * plain[-len([*model.parameters()]) :][number]
+    )
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_gradients_are_the_stock_models_but_for_rounding(is_shared):
     """Values to the bit: forward adds the same numbers, with the same dropout; also of one block, run four times."""
@@ -162,12 +183,13 @@ def test_gradients_are_the_stock_models_but_for_rounding(is_shared):
 
 
 def test_of_a_row_of_blocks_the_last_ones_outputs_are_kept():
-    """Autograd saves what stem and head do, and nothing of four blocks; one of these holds its two outputs."""
+    """Autograd saves what stem and head do, and nothing of four blocks but samples of their inputs,
+    here all of them; one of these holds its two outputs."""
     model, x = model_of(), inputs()
     model(x).sum().backward()  # the first call compares
     kept, loss = kept_bytes(lambda: model(x).square().mean(), model)
     others, alone = kept_bytes(lambda: model.head(model.stem(x).mean(1)).square().mean(), model)
-    assert kept == others
+    assert kept == others + DEPTH * 2 * 3 * POSITIONS * FEATURES * 4
     held = [node.kept._outputs for node in nodes_of(loss) if hasattr(node, "kept")]
     assert sorted(map(len, held)) == [0, 0, 0, 2]
     alone.backward()
@@ -259,7 +281,7 @@ def test_outputs_between_blocks_may_be_read_and_changed():
     torch.manual_seed(0)
     stock = Read(partial(Block, 0.2))
     ours = copy.deepcopy(stock)
-    declare(list(ours.blocks))
+    declare(ours, ["blocks"])
     autotune.apply_to_model(Plan(settings=Settings(reversible=REVERSIBLE)), ours)
     for one, other in zip(gradients(ours, inputs()), gradients(stock, inputs()), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -276,13 +298,14 @@ def test_a_last_stream_that_nobody_reads_is_found_again_all_the_same():
     torch.manual_seed(0)
     stock = First()
     ours = copy.deepcopy(stock)
-    declare(list(ours.blocks))
+    declare(ours, ["blocks"])
     autotune.apply_to_model(Plan(settings=Settings(reversible=REVERSIBLE)), ours)
     ours(inputs()).square().mean().backward()
     stock(inputs()).square().mean().backward()
     for one, other in zip(ours.blocks.parameters(), stock.blocks.parameters(), strict=True):
-        expected = torch.zeros_like(one) if other.grad is None else other.grad  # the last g
-        torch.testing.assert_close(one.grad, expected, rtol=1e-4, atol=1e-6)
+        assert (one.grad is None) == (other.grad is None)  # of the last g, so that no optimizer decays it
+        if other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_an_output_that_is_changed_in_place_is_told():
@@ -297,11 +320,51 @@ def test_an_output_that_is_changed_in_place_is_told():
         loss.backward()
 
 
+def test_an_output_that_is_changed_in_place_between_blocks_is_told():
+    """Found again would be what it was changed to."""
+
+    class Clamped(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            y1, y2 = self.blocks[0](*self.stem(x).chunk(2, -1))
+            with torch.no_grad():
+                y2.clamp_(-0.1, 0.1)
+            return torch.cat(self.blocks[1](y1, y2), -1)
+
+    loss = planned(Clamped())(inputs()).sum()
+    with pytest.raises(RuntimeError, match=r"changed in place.*leave reversible out"):
+        loss.backward()
+
+
+def planned(model: nn.Module) -> nn.Module:
+    declare(model, ["blocks"])
+    return autotune.apply_to_model(Plan(settings=Settings(reversible=REVERSIBLE)), model)
+
+
+@pytest.mark.parametrize("change", ["in place", "replaced"])
+def test_a_parameter_that_is_changed_before_backward_is_told(change):
+    model = model_of()
+    loss = model(inputs()).sum()
+    layer = model.blocks[1].g[1]
+    with torch.no_grad():
+        if change == "in place":
+            layer.weight.mul_(1.5)
+        else:
+            layer.weight = nn.Parameter(layer.weight.clone())
+    with pytest.raises(RuntimeError, match=r"a parameter of f or g was changed in place or replaced after forward"):
+        loss.backward()
+
+
 def test_a_second_backward_is_told():
     loss = model_of()(inputs()).sum()
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match=r"a second time \(retain_graph\).*Leave reversible out"):
         loss.backward()
+
+
+def test_gradients_of_gradients_are_refused():
+    x = inputs()
+    with pytest.raises(RuntimeError, match=r"create_graph.*Leave reversible out"):
+        torch.autograd.grad(model_of()(x).sum(), x, create_graph=True)
 
 
 def test_blocks_without_gradients_run_as_they_are():
@@ -320,6 +383,50 @@ class Scaled(Block):
     def forward(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
         y1 = x1 + self.scale * self.f(x2)
         return y1, x2 + self.g(y1)
+
+
+class Frozen(Scaled):
+    """A scale of 1, that may change or train later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale.requires_grad_(False)
+
+
+OUTSIDE = nn.Parameter(torch.ones(()))
+
+
+class Outside(Block):
+    def forward(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+        y1 = x1 + OUTSIDE * self.f(x2)
+        return y1, x2 + self.g(y1)
+
+
+class Aside(nn.Linear):
+    """Leaves an auxiliary loss on itself, which saves nothing for backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.auxiliary = [x.mean()]
+        return super().forward(x)
+
+
+class Auxiliary(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.g = Aside(FEATURES, FEATURES)
+
+
+class Mean(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mean(1, keepdim=True))
+
+
+class Pooled(Block):
+    """Its g gives less than it is given, and is broadcast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.g = Mean(FEATURES, FEATURES)
 
 
 class Other(Block):
@@ -343,10 +450,14 @@ class Broad(Block):
 @pytest.mark.parametrize(
     ("block", "words"),
     [
-        (Scaled, r"Scaled reads a tensor with a gradient that is no parameter of its f and g"),
+        (Scaled, r"Scaled has parameters that are neither its f's nor its g's \(scale\)"),
+        (Frozen, r"Frozen has parameters that are neither its f's nor its g's \(scale\)"),
+        (Outside, r"Outside reads a tensor with a gradient that is no parameter of its f and g"),
+        (Auxiliary, r"Auxiliary computes a tensor on the way that Aside holds .*gradient would be lost"),
+        (Pooled, r"Pooled adds what g returns to \(3, 5, 8\), but that is \(3, 1, 8\)"),
         (Other, r"Other was to return \(x1 \+ f\(x2\), x2 \+ g\(y1\)\)"),
         (Whole, r"Whole was to return"),
-        (Broad, r"Broad was to return"),
+        (Broad, r"Broad adds what g returns to \(3, 5, 8\), but that is \(3, 1, 5, 8\)"),
     ],
 )
 def test_what_is_no_reversible_block_is_refused_at_its_first_call(block, words):
@@ -365,13 +476,88 @@ def test_inputs_that_come_back_too_far_off_are_refused():
         model(inputs()).sum().backward()
 
 
+@pytest.mark.parametrize("first", ["backward", "forward alone"])
+def test_inputs_are_compared_in_each_backward(first):
+    """Weights that training makes steep are refused when they are."""
+    model = model_of()
+    loss = model(inputs()).sum()
+    if first == "backward":
+        loss.backward()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.f.out.weight *= 1e4
+            block.g[3].weight *= 1e4
+    with pytest.raises(PlanError, match="rounding grows"):
+        model(inputs()).sum().backward()
+
+
+def test_what_differs_each_time_is_refused():
+    """Random numbers of Python are drawn anew in backward."""
+    drawn = iter([1, 1, 1, 1, 1, 0])  # compared (2), forward, backward; forward, backward
+
+    class Random(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * next(drawn)
+
+    class Drawing(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = self.blocks[:1]
+            self.blocks[0].f = Random(FEATURES, FEATURES)
+
+    torch.manual_seed(0)
+    model = planned(Drawing())
+    model(inputs()).sum().backward()
+    loss = model(inputs()).sum()
+    with pytest.raises(PlanError, match="f or g computes something else each time"):
+        loss.backward()
+
+
+def test_evaluation_is_checked_beside_training():
+    class Both(Block):
+        def forward(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+            y1, y2 = super().forward(x1, x2)
+            return (y1, y2) if self.training else (2 * y1, y2)
+
+    model = model_of(Both)
+    model(inputs()).sum().backward()
+    model.eval()
+    with pytest.raises(PlanError, match="Both was to return"):
+        model(inputs())
+
+
+def test_a_blocks_own_forward_is_compared_but_for_rounding():
+    """Kernels that add in no fixed order differ in the last bits."""
+
+    class Close(Block):
+        def forward(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+            y1, y2 = super().forward(x1, x2)
+            return y1 * (1 + 1e-6), y2
+
+    model_of(Close)(inputs()).sum().backward()
+
+
+def test_what_f_leaves_aside_is_told_in_backward():
+    """A loss of weights alone: of what it would save, nothing is there."""
+
+    class Penalized(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.penalty = self.weight.square().sum()
+            return super().forward(x)
+
+    model = model_of()
+    model.blocks[0].g = Penalized(FEATURES, FEATURES)
+    with pytest.raises(RuntimeError, match=r"did not return \(an auxiliary loss\?\), of which nothing is saved"):
+        (model(inputs()).sum() + model.blocks[0].g.penalty).backward()
+
+
 def test_what_is_called_otherwise_is_refused():
     class Packed(Model):
         def forward(self, x: Tensor) -> Tensor:
             return self.blocks[0](x1=x, x2=x)[0]
 
     model = Packed()
-    declare(list(model.blocks))
+    declare(model, ["blocks"])
     autotune.apply_to_model(Plan(settings=Settings(reversible=REVERSIBLE)), model)
     with pytest.raises(PlanError, match=r"is called with two tensors, block\(x1, x2\)"):
         model(inputs())
@@ -393,7 +579,7 @@ def test_it_is_taken_off_and_applied_again_and_copied_and_pickled():
 
 def test_blocks_are_named_by_path():
     job = task(reversible_blocks=["blocks.1", "blocks.2"])
-    assert facts_of(job).num_reversible == 2
+    assert facts_of(job).reversible_blocks == ("blocks.1", "blocks.2")
     assert [has_forward(block, coupled) for block in autotune.apply(
         Plan(settings=Settings(reversible=REVERSIBLE, batch=Batch(micro=BATCH_SIZE))), job
     ).model.blocks] == [False, True, True, False]  # fmt: skip
@@ -406,7 +592,7 @@ def test_blocks_are_named_by_path():
 
 
 def test_a_model_without_such_blocks_is_refused():
-    with pytest.raises(PlanError, match=r"the task says of no block .*reversible_blocks = \[.*use kind: none"):
+    with pytest.raises(PlanError, match=r"nothing says which blocks .*reversible_blocks = \[.*use kind: none"):
         autotune.apply(Plan(settings=Settings(reversible=REVERSIBLE)), ZOO["mlp"])
 
 
@@ -426,10 +612,40 @@ def test_what_else_decides_what_is_kept_is_refused():
 
 
 def test_it_is_said_and_found_in_presets_where_it_is_declared():
-    assert REVERSIBLE.describe() == "declared blocks run reversibly"
-    assert REVERSIBLE.describe(facts_of(JOBS["transformer"])) == "4 blocks run reversibly"
-    assert load_space("default").choices(facts_of(JOBS["transformer"]))["reversible"] == (Reversible(), REVERSIBLE)
+    """With its paths, so that a plan alone says which they are."""
+    assert REVERSIBLE.describe() == "blocks of reversible_blocks run reversibly"
+    assert NAMED.describe() == "blocks of blocks run reversibly"
+    assert load_space("default").choices(facts_of(JOBS["transformer"]))["reversible"] == (Reversible(), NAMED)
     assert load_space("default").choices(facts_of(ZOO["gpt"]))["reversible"] == (Reversible(),)
+    assert REVERSIBLE.or_default(facts_of(JOBS["transformer"])) == NAMED
+
+
+def test_a_plan_with_paths_is_enough_in_a_loop_of_ones_own():
+    torch.manual_seed(0)
+    model = autotune.apply_to_model(Plan(settings=Settings(reversible=NAMED)), Model())
+    assert all(has_forward(block, coupled) for block in model.blocks)
+    one, other = gradients(model, inputs()), gradients(model_of(), inputs())
+    assert all(map(torch.equal, one, other))
+    with pytest.raises(TaskError, match=r"settings.reversible.paths: the model has no module layers"):
+        autotune.apply_to_model(Plan(settings=Settings(reversible=Reversible(kind="blocks", paths=("layers",)))), model)
+    with pytest.raises(PlanError, match=r"paths: \[encoder.blocks\]"):
+        autotune.apply_to_model(Plan(settings=Settings(reversible=REVERSIBLE)), Model())
+    with pytest.raises(ValueError, match="kind none names no blocks"):
+        Reversible(paths=("blocks",))
+
+
+def test_a_variant_has_none():
+    job = task(variants={"small": ZOO["mlp"].build_model}, evaluate=lambda model: 1.0)
+    options = InspectOptions(runs_model=False, allow_lossy=True)
+    found = inspect_task(job, options, "cpu")
+    assert set(found.variants) == {"small"}
+    assert found.reversible_blocks == ("blocks",)
+    both = Settings(reversible=NAMED, variant=Variant(kind="small"))
+    assert "a variant's blocks are not those" in both.conflict()
+
+
+def test_a_task_that_names_none_any_more_has_none():
+    assert facts_of(dataclasses.replace(task(), reversible_blocks=[])).reversible_blocks == ()
 
 
 @pytest.mark.slow

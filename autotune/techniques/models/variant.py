@@ -64,7 +64,8 @@ class Variant(Lossy):
         return f"variant: the script builds its own model. Build {self.kind} there, and leave the row out."
 
     def on_task(self, task: Any) -> Any:
-        """The task that builds this variant, and loads no ``weights`` into it: they are those of its own model.
+        """The task that builds this variant, and loads no ``weights`` into it: they are those of its own model, as
+        ``reversible_blocks`` are.
 
         Raises:
             PlanError: the task does not offer it.
@@ -73,7 +74,7 @@ class Variant(Lossy):
             return task
         if self.kind not in task.variants:
             raise PlanError(f"settings.variant.kind: {_lacking(self.kind, task.variants)}. Use kind: none.")
-        return replace(task, build_model=partial(_build, task, self.kind), weights=None)
+        return replace(task, build_model=partial(_build, task, self.kind), weights=None, reversible_blocks=())
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """The model, which has been built as this.

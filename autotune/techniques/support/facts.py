@@ -156,8 +156,8 @@ class Facts(_Frozen):
     """Of the weights of linear layers and embeddings that do not train."""
     num_feed_forwards: int = 0
     """Modules of it that compute each position of a sequence by itself, and are wider inside."""
-    num_reversible: int = 0
-    """Blocks that the task says are reversible."""
+    reversible_blocks: tuple[str, ...] = ()
+    """Paths of the blocks that the task says are reversible."""
     attention: tuple[AttentionBy, ...] = ()
     """How its attention can be computed: as it is today, then what it can be switched to."""
     variants: dict[str, int] = {}
