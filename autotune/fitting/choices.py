@@ -68,7 +68,15 @@ def combinations_of(
             "CPU, or `autotune search`."
         )
     here = tuple(one for one in facts.allocators if one == "mmap")
-    choices = SearchSpace.of(rows, "fit: techniques").choices(facts.model_copy(update={"allocators": here}))
+    space = SearchSpace.of(rows, "fit: techniques")
+    for name in rows:
+        for one in _settings(getattr(space, name)):
+            if one.changes_function:
+                raise SpaceError(
+                    f"fit: techniques: {name}: what is computed stays as it is, but got {one.describe()}. Use another "
+                    "kind, or `autotune search --max-quality-drop`."
+                )
+    choices = space.choices(facts.model_copy(update={"allocators": here}))
     found = []
     for name, row in choices.items():
         row = tuple(one for one in row if not one.host_cached_bytes(facts))  # of whose memory nothing is known
@@ -86,6 +94,11 @@ def combinations_of(
     )
     combinations, free = goes
     return combinations, free[1:]
+
+
+def _settings(row: Any) -> list[Technique]:
+    """Those that a row of a space lists."""
+    return [one for one in row if isinstance(one, Technique)] if isinstance(row, tuple) else []
 
 
 def _listed(row: Any) -> list[str]:

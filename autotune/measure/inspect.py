@@ -97,6 +97,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         effective_batch_assumed=(options.effective_batch or task.batch_size) is None,
         precision=task.precision,
         max_grad_norm=task.max_grad_norm,
+        acts_after_step=task.after_step is not None,
         own_autocast=split.own_autocast,
         split_error=split.error,
         split_rounded=split.rounded,

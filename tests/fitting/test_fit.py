@@ -265,6 +265,10 @@ def test_what_the_loop_runs_in_today_is_predicted_and_is_no_choice():
         (("batch",), "got batch"),
         (("checkpoints",), "checkpoints"),
         ({"layers": [{"kind": "some"}]}, "layers"),
+        (
+            {"optimizer_state": [{"kind": "default"}, {"kind": "factored"}]},
+            "stays as it is, but got optimizer state fac",
+        ),
     ],
 )
 def test_a_technique_that_is_not_for_it_is_refused(techniques, said):

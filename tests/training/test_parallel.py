@@ -111,7 +111,7 @@ def trained(rank: int, name: str, parallel: Parallel) -> list[list[float]]:
     return found
 
 
-CODES = {"8bit": "codes8", "4bit": "codes4", "factored": "codes4", "bf16 weights": "float32"}
+CODES = {"8bit": "codes8", "4bit": "codes4", "factored": "codes8", "bf16 weights": "float32"}
 
 
 def in_fewer_bits(parallel: Parallel, kind: str) -> list[float]:

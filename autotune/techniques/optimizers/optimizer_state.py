@@ -44,8 +44,8 @@ _LEAST_BYTES = 32 * MIB
 class OptimizerState(Technique):
     """Where and in how many bits the optimizer keeps its averages between two steps; each computes in full precision.
 
-    Source: Dettmers et al. 2021, arXiv:2110.02861; Li et al. 2023, arXiv:2309.01507, also for 4 bits beside factors;
-    Shazeer and Stern 2018, arXiv:1804.04235 (Adafactor)
+    Source: Dettmers et al. 2021, arXiv:2110.02861; Li et al. 2023, arXiv:2309.01507; Shazeer and Stern 2018,
+    arXiv:1804.04235 (Adafactor)
     """
 
     name: ClassVar[str] = "optimizer_state"
@@ -59,14 +59,14 @@ class OptimizerState(Technique):
         "8bit": "Keeps the optimizer's averages as 8-bit codes in blocks of 256: a quarter of their memory.",
         "4bit": "Keeps the optimizer's averages as 4-bit codes in blocks of 128: about an eighth of their memory.",
         "factored": "Keeps Adam's averages of squares as the means of rows and columns, as Adafactor does, and the "
-        "others in 4 bits: about a fifteenth of their memory. The update is another.",
+        "others in 8 bits: about an eighth of their memory. The update is another.",
         "host": "Keeps the optimizer's averages in the host's memory, and none on the card. The CPU makes the step, on "
         "a copy of weights and gradients.",
     }
 
     kind: Kind = "default"
     """``default`` is as the optimizer's class has it; ``bf16``, ``8bit`` and ``4bit`` keep the state of larger
-    parameters in fewer bits; ``factored`` keeps averages of squares by rows and columns, and the others in 4 bits;
+    parameters in fewer bits; ``factored`` keeps averages of squares by rows and columns, and the others in 8 bits;
     ``host``, for a card's job, keeps it in the host's memory."""
 
     def describe(self, facts: Facts | None = None) -> str:
@@ -80,8 +80,9 @@ class OptimizerState(Technique):
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[OptimizerState, ...]:
-        """Fewer bits, and a card's host, where the optimizer's class is known, and its state is worth it."""
-        kinds: tuple[Kind, ...] = ("8bit", "4bit", "bf16", "factored", "host")
+        """Fewer bits, and a card's host, where the optimizer's class is known, and its state is worth it. Factors are
+        for who lists them."""
+        kinds: tuple[Kind, ...] = ("8bit", "4bit", "bf16", "host")
         others = (cls(kind=kind) for kind in kinds) if _state_bytes(facts) >= _LEAST_BYTES else ()
         return (cls(), *(one for one in others if one.unavailable(facts) is None))
 

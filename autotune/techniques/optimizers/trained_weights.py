@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _SAVED_BYTES = 4
 """Of a weight and its gradient."""
+_AVERAGED = "the task's after_step may average weights, and an average in bf16 stays where it is"
+_MOST_SUMMED = 128
+"""Gradients that add up in bf16, whose step is a 128th to a 256th: what one adds to more is rounded away."""
 _LEAST_BYTES = 32 * MIB
 """What saves less is no reason to trace every combination once more."""
 
@@ -45,7 +48,7 @@ class TrainedWeights(Lossy):
     purposes: ClassVar[Mapping[str, str]] = {
         "none": "Leaves weights as they are.",
         "bf16": "Keeps large weights and their gradients in bfloat16, half of their memory, and computes in it. Each "
-        "update is made in fp32 and rounded at random, right on average.",
+        "update is made in fp32 and rounded at random, right on average. A moving average of them stays where it is.",
     }
 
     kind: Literal["none", "bf16"] = "none"
@@ -68,6 +71,8 @@ class TrainedWeights(Lossy):
             return f"{facts.device.name} has no bfloat16 arithmetic"
         if facts.optimizer not in CLASSES:
             return f"{facts.optimizer} is not known to update each element by itself"
+        if facts.acts_after_step:
+            return _AVERAGED
         return "the model has an autocast of its own, to which precision is left" if facts.own_autocast else None
 
     def beyond_script(self) -> str | None:
@@ -89,9 +94,21 @@ class TrainedWeights(Lossy):
             return f"{OF_SHARDS}: use ddp"
         if settings.optimizer_state.kind == "host":
             return "the host's step rounds weights to the nearest: use another kind for optimizer_state"
+        if settings.batch is not None and settings.batch.accumulate > _MOST_SUMMED:
+            return "gradients of so many micro-batches are lost in a sum in bf16: use larger ones"
         if settings.sparse_gradients.kind != "dense" or settings.lazy_adam.kind != "none":
             return "updates of rows are not rounded at random: use dense gradients"
         return None
+
+    def on_task(self, task: Any) -> Any:
+        """As it is.
+
+        Raises:
+            PlanError: something averages weights, as far as is known.
+        """
+        if self.kind == "bf16" and task.after_step is not None:
+            raise PlanError(f"settings.trained_weights.kind: bf16: {_AVERAGED}. Use kind: none.")
+        return task
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Weights in fp32 again, as they were rounded."""
@@ -103,15 +120,22 @@ class TrainedWeights(Lossy):
         return model
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
-        """Keep its large weights in bfloat16: they stay the parameters that they are. Calls of the model are in
-        autocast from here on, also outside a training."""
+        """Keep its large weights in bfloat16: they stay the parameters that they are. Calls of the model, and of any
+        module with such a weight, are in autocast from here on, also outside a training."""
         import torch
 
         if self.kind == "bf16":
             taken = dict(_large(model))
             _change(torch.bfloat16, taken.values())
             model._autotune_trained_weights = tuple(taken)  # type: ignore[assignment]
-            model.forward = functools.partial(in_bf16, model.forward, next(model.parameters()).device.type)
+            device_type, weights = next(model.parameters()).device.type, {id(one) for one in taken.values()}
+            for module in model.modules():
+                is_free = "forward" not in vars(module) or any(
+                    id(p) in weights for p in module.parameters(recurse=False)
+                )
+                has_some = any(id(p) in weights for p in module.parameters())
+                if module is model or (has_some and is_free):
+                    module.forward = functools.partial(in_bf16, module.forward, device_type)
         return model
 
     def on_optimizer(
@@ -153,11 +177,14 @@ def _autocast(device_type: str) -> AbstractContextManager[Any]:
 
 
 def _large(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Weights that train, but those of recurrent layers, which want all of theirs in one type."""
+    """Weights that train, but those of modules that autocast leaves to the types of their inputs, or that want all in
+    one type, and of tables of which a step updates some rows alone."""
     import torch
     from torch import nn
 
-    others = {id(p) for one in model.modules() if isinstance(one, nn.RNNBase) for p in one.parameters()}
+    kinds = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.LayerNorm, nn.RMSNorm)
+    left_out = (one for one in model.modules() if isinstance(one, kinds) or getattr(one, "sparse", False) is True)
+    others = {id(parameter) for one in left_out for parameter in one.parameters(recurse=False)}
     for name, one in model.named_parameters():
         is_large = one.dim() >= 2 and one.numel() >= kept_state.LEAST and one.requires_grad
         if is_large and type(one) is nn.Parameter and one.dtype is torch.float32 and id(one) not in others:

@@ -218,6 +218,8 @@ class Facts(_Frozen):
     """What of fp32 computes in TF32 by torch's flags, as the task leaves them; None where the device has none."""
     max_grad_norm: float | None = None
     """The norm that the task says it clips gradients at."""
+    acts_after_step: bool = False
+    """Whether the task has an ``after_step``, which may average weights."""
     own_autocast: bool = False
     """Whether the model or its loss turns autocast on by itself."""
     split_error: float | None

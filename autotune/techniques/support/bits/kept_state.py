@@ -4,6 +4,7 @@ a parameter at a time."""
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..apart import step_of, update_apart, update_together
 from .flat import flat, is_dense, of_strides
 from .host_step import HostStep
-from .saved_state import Saved, empty, joined, split, store_of
+from .saved_state import Saved, empty, joined, plain, split, store_of
 from .stores import Store, by_noise
 
 if TYPE_CHECKING:
@@ -23,12 +24,14 @@ LEAST = 4096
 LEAST_PIECE, _MOST_PIECE, _NUM_PIECES = 2**18, 2**22, 64
 """Elements that are updated at once: the fewest and the most, and about how many pieces all parameters come to. More
 would be many kernels, larger ones much memory. Powers of 2, so that whole blocks are in each."""
-_NOISE = 2**16
-"""By how many numbers the noise of one step may be shifted against that of another."""
+_SHIFT_BYTES = 2
+"""Of the number of elements by which one draw of noise is shifted against another."""
 CLASSES = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 """Of torch's, those that update each element by itself. Left out are those whose state is a sum, to which what a step
 adds soon rounds to nothing (Adagrad)."""
 OF_SHARDS = "fsdp and tensor share out parameters and their state, which was tried as the optimizer has it alone"
+_PRODUCT = "mu_product"
+"""Of NAdam's momenta: one number for each parameter, of which its class makes a tensor again."""
 _TIMES = "times_written"
 """Beside a parameter's state: how often it was, by which the noise goes."""
 
@@ -47,7 +50,10 @@ class KeptState:
         """Whether weights in bfloat16 are updated in fp32, and rounded by noise; in force once ``use`` is called."""
         self.host: HostStep | None = None
         self._noise: Tensor | None = None
+        self._numbers: dict[Tensor, int] = {}
+        """Of parameters, in their order."""
         self._piece = LEAST_PIECE
+        optimizer.register_state_dict_post_hook(_after_saving)
         optimizer.register_load_state_dict_pre_hook(self._before_loading)
         optimizer.register_load_state_dict_post_hook(self._after_loading)
 
@@ -74,6 +80,8 @@ class KeptState:
 
     def put_on(self, optimizer: torch.optim.Optimizer, owner: torch.optim.Optimizer) -> None:
         """Have an optimizer update what its owner's store keeps: the owner itself, or a copy that shares its state."""
+        parameters = (parameter for group in owner.param_groups for parameter in group["params"])
+        self._numbers = {parameter: number for number, parameter in enumerate(parameters)}
         update_apart(optimizer, owner, self._takes, self._updated if self.host is None else self.host.updated)
 
     def _takes(self, parameter: Tensor) -> bool:
@@ -114,27 +122,40 @@ class KeptState:
             after = step_of(alone, group, piece, state)
             del state  # each tensor goes as soon as it is kept
             if piece is not weights:
-                weights.copy_(by_noise(piece, self._noise_of(times + _NOISE // 2, piece)))
+                weights.copy_(by_noise(piece, self._noise_of((self._numbers.get(parameter), start, times), piece)))
             for name in [name for name, value in after.items() if getattr(value, "shape", None) == piece.shape]:
                 if name not in kept:
                     kept[name] = empty(name, self._store_of(name), parameter)
-                kept[name].write(start, after.pop(name), self._noise_of(times, piece))
+                noise = self._noise_of((self._numbers.get(parameter), start, times, name), piece)
+                kept[name].write(start, after.pop(name), noise)
         return joined(kept, {**after, _TIMES: times + 1})
 
-    def _noise_of(self, times: int, like: Tensor) -> Tensor:
-        """Numbers in [0, 1), others each time: multiples of the golden ratio, which spread evenly over elements and
-        steps, and are the same in every process."""
+    def _noise_of(self, draw: tuple[object, ...], like: Tensor) -> Tensor:
+        """Numbers in [0, 1), the same in every process: of a row of random numbers that lies on a ring, both whose
+        start and whose turn are a hash of the draw's name. So those of an element are even over all draws, and know
+        nothing of each other.
+
+        Args:
+            draw: what is rounded, and when.
+            like: has as many elements, of one piece.
+        """
         import torch
 
+        num_shifts = 2 ** (8 * _SHIFT_BYTES)
         if self._noise is None or self._noise.device != like.device:
-            numbers = torch.arange(self._piece + _NOISE, dtype=torch.float64, device=like.device)
-            self._noise = numbers.mul_((5**0.5 - 1) / 2).frac_().float()
-        start = times * 40_503 % _NOISE
-        return self._noise[start : start + like.numel()]
+            numbers = torch.rand(self._piece + num_shifts, generator=torch.Generator().manual_seed(0), device="cpu")
+            self._noise = numbers.to(like.device)
+        hashed = hashlib.blake2b(repr(draw).encode(), digest_size=8).digest()
+        start, turn = int.from_bytes(hashed[:_SHIFT_BYTES], "big"), int.from_bytes(hashed[_SHIFT_BYTES:], "big")
+        turned: Tensor = self._noise[start : start + like.numel()] + turn / 2 ** (8 * (len(hashed) - _SHIFT_BYTES))
+        return turned.frac_()
 
     def _before_loading(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Have torch hand over what a store keeps, or is to keep, as it is."""
         rows = {key: self._as_saved(row, self.is_on) for key, row in state_dict["state"].items()}
+        for row in rows.values():
+            if self.rounds and hasattr(row.get(_PRODUCT), "item"):  # torch would round a tensor as its parameter is
+                row[_PRODUCT] = row[_PRODUCT].item()
         return {**state_dict, "state": rows}
 
     def _as_saved(self, row: dict[str, Any], takes_all: bool) -> dict[str, Any]:
@@ -180,8 +201,15 @@ class KeptState:
         made, numbers = empty(saved.name, store, parameter), flat(saved.full(parameter, torch.float32))
         for start in range(0, numbers.numel(), self._piece):
             values = numbers[start : start + self._piece]
-            made.write(start, values, self._noise_of(0, values))
+            made.write(start, values, self._noise_of((self._numbers.get(parameter), start, saved.name), values))
         return made
+
+
+def _after_saving(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    parameters = (one for group in optimizer.param_groups for one in group["params"])
+    numbers = (number for group in state_dict["param_groups"] for number in group["params"])
+    by_number, rows = dict(zip(numbers, parameters, strict=True)), state_dict["state"]
+    return {**state_dict, "state": {number: plain(row, by_number[number]) for number, row in rows.items()}}
 
 
 def piece_of(num_elements: int) -> int:

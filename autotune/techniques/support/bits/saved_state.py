@@ -81,8 +81,18 @@ def empty(name: str, store: Store, parameter: Tensor) -> Saved:
 
 
 def store_of(kind: str, name: str) -> Store:
-    """What keeps one tensor of the state by a kind: factors are of squares, beside which 4 bits keep the others."""
-    return _ALL["4bit" if kind == "factored" and name not in _NOT_NEGATIVE else kind]
+    """What keeps one tensor of the state by a kind: factors are of squares, beside which 8 bits keep the others. In 4
+    bits, what is small in its block is rounded up to a 49th of the largest; over the root of a small column's mean,
+    that came to thousands of learning rates."""
+    return _ALL["8bit" if kind == "factored" and name not in _NOT_NEGATIVE else kind]
+
+
+def plain(row: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """A parameter's state in which what is kept as it is goes by torch's names, so that torch alone reads it."""
+    kept, others = split(row)
+    whole = [name for name, one in kept.items() if isinstance(one.store, Float32)]
+    views = {name: kept[name].fields["float32"].as_strided(parameter.shape, kept[name].strides) for name in whole}
+    return joined({name: one for name, one in kept.items() if name not in views}, {**others, **views})
 
 
 def split(row: Mapping[str, Any]) -> tuple[dict[str, Saved], dict[str, Any]]:

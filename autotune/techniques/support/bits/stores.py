@@ -30,7 +30,8 @@ def by_noise(values: Tensor, noise: Tensor) -> Tensor:
     import torch
 
     bits = values.view(torch.int32) + noise.mul(2**16).to(torch.int32)
-    return bits.bitwise_and_(-(2**16)).view(torch.float32)
+    rounded = bits.bitwise_and_(-(2**16)).view(torch.float32)
+    return rounded.masked_fill_(values.isnan(), torch.nan)  # of whose bits the largest, a card's, would become 0
 
 
 class Store(Protocol):
