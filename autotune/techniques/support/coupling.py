@@ -338,15 +338,13 @@ def _back(
 @contextmanager
 def _unwatched(parameter: nn.Parameter) -> Iterator[None]:
     """Without its hooks (``register_hook``): autograd calls them with what this backward returns of it."""
-    hooks = parameter._backward_hooks
-    watched = dict(hooks or {})
+    hooks = parameter._backward_hooks or {}
+    watched = dict(hooks)
     try:
-        if hooks:
-            hooks.clear()
+        hooks.clear()
         yield
     finally:
-        if watched:
-            hooks.update(watched)
+        hooks.update(watched)
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
