@@ -63,6 +63,8 @@ class Budget(_Section):
     host: Annotated[Bytes, Field(gt=0)] | None = None
     """Bytes of the host's memory for the job, its loader workers included; absent without such a limit. On a CPU, the
     device's memory is the host's, and the smaller limit holds."""
+    latency_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Of inference: the longest that 95 of 100 batches may take, seconds; absent without such a limit."""
     device: Literal["cpu", "cuda"] | None = None
     """torch's device type; absent in a plan written by hand for whatever device there is."""
     margin: float = Field(default=0.03, ge=0, lt=1)
@@ -203,6 +205,19 @@ class Peak(_Section):
         return self.model_copy(update={"phases": dict(phases), "binds": most, "process": process, "above_base": above})
 
 
+class Latency(_Section):
+    """How long one batch takes in inference, from the device to its outputs there."""
+
+    median_s: PositiveFloat = Field(allow_inf_nan=False)
+    """Seconds."""
+    p95_s: PositiveFloat = Field(allow_inf_nan=False)
+    """95 of 100 batches take no longer."""
+
+    def exceeds(self, budget: Budget) -> bool:
+        """Whether it is over the budget's."""
+        return budget.latency_s is not None and self.p95_s > budget.latency_s
+
+
 class Evidence(_Section):
     """What one configuration was measured at, in fresh interpreters."""
 
@@ -212,8 +227,16 @@ class Evidence(_Section):
     """Its memory."""
     compile_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds that torch.compile took at the median of the processes, which the speed leaves out; absent without it."""
+    latency: Latency | None = None
+    """Of inference: one batch, the largest of the processes'; absent otherwise."""
     fits: bool = True
     """Whether it stays within the budget (a reference may not)."""
+
+    def over(self, budget: Budget) -> str:
+        """``the budget``, ``the latency`` or both, where it does not fit; else nothing."""
+        is_slow = self.latency is not None and self.latency.exceeds(budget)
+        is_over = budget.over(self.peak) is not None or not (is_slow or self.fits)
+        return " and ".join(["the budget"] * is_over + ["the latency"] * is_slow) * (not self.fits)
 
 
 class Foreseen(_Section):
@@ -270,6 +293,15 @@ class Evaluation(_Section):
     """One evaluation; absent where it was always stopped before its end, or none was seen."""
     training: Bytes | None = None
     """The largest peak of training alone; absent of a script."""
+
+
+class Inference(_Section):
+    """Of a plan for inference: how its outputs were compared."""
+
+    tolerance: float = Field(ge=0, lt=1)
+    """How far each sample's outputs may be from those of the job as it stands, as a share of their norm."""
+    deviation: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """How far they are at most; absent where nothing was compared."""
 
 
 class QualityEvidence(_Section):
@@ -373,15 +405,18 @@ class Plan(_Section):
     """The format's name and version."""
     task: TaskRef | None = None
     """The task; absent in a plan that may be applied to any."""
+    inference: Inference | None = None
+    """Of a plan for inference; absent of one for training."""
     budget: Budget = Budget()
     """The limit and the device."""
     settings: Settings
     """One row per technique that departs from the user's own setting."""
     exactness: dict[str, Exactness] = Field(default={})
     """How each of these may change the result of this task; empty in a plan written by hand."""
-    checked: Literal["losses", "sums"] | None = None
+    checked: Literal["losses", "sums", "outputs"] | None = None
     """What of its first steps was held against the reference's: each loss, or, where runs differ by themselves, their
-    sum; of a script, the learning rates and the samples of a step too. Absent where nothing was."""
+    sum; of a script, the learning rates and the samples of a step too; of inference, its outputs. Absent where nothing
+    was."""
     notes: tuple[str, ...] = ()
     """What a reader must know, such as an effective batch that was not held or a lossy choice."""
     predicted: Foreseen | None = None

@@ -58,6 +58,8 @@ class Verification:
     """What the task's evaluation took, which the peak includes."""
     bytes_by_rank: tuple[int, ...] = ()
     """Of several processes, the largest that each was charged, in their order."""
+    deviation: float | None = None
+    """Of inference: how far outputs are from those of the job as it stands, as a share of them; None of training."""
 
     @property
     def holds(self) -> bool:

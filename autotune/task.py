@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
@@ -28,6 +28,7 @@ SIGNATURES = {
     "build_loader": "def build_loader(batch_size) -> torch.utils.data.DataLoader  # in place of build_dataset",
     "after_backward": "def after_backward(model) -> None  # gradients are whole and true, and not clipped yet",
     "after_step": "def after_step(model) -> None  # the optimizer has stepped",
+    "infer": "def infer(model, batch) -> outputs  # nested tensors, of `autotune search --inference`",
     "evaluate": "def evaluate(model) -> float  # higher is better; or (value, error); or scores; may take a batch_size",
 }
 """The functions a task file may define, with the signature each must have."""
@@ -37,6 +38,8 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 REQUIRED = ("build_model", "build_dataset", "compute_loss")
 """``build_loader`` may take the place of ``build_dataset``."""
+REQUIRED_OF_INFERENCE = ("build_model", "build_dataset", "infer")
+"""The same of a task whose plan is for inference."""
 _OF_DATASET = ("build_dataset", "collate", "length", "pack", "build_sampler", "loader_options", "shards_by_worker")
 """What a task that builds its loaders itself has no use for."""
 _LOADER_OPTIONS = {"num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn"}
@@ -65,6 +68,24 @@ def _join(samples: list[Any]) -> Any:
     from .data.own_loader import join
 
     return join(samples)
+
+
+@dataclass(frozen=True)
+class _Evaluating:
+    """The ``build_model`` of a task for inference: in eval mode."""
+
+    build_model: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        model = self.build_model()
+        return model.eval() if hasattr(model, "eval") else model
+
+
+def _in_order(dataset: Any) -> Any:
+    """Its ``build_sampler``."""
+    from torch.utils.data import SequentialSampler
+
+    return SequentialSampler(dataset)
 
 
 @dataclass(frozen=True)
@@ -133,6 +154,11 @@ class Task:
     list or 1-D tensor with the score of each example, always in the same order, whose mean is the quality: that proves
     most. Trials run it once, for their peak; lossy techniques are judged by it. A default of ``batch_size`` is what the
     job has today."""
+    infer: Any = None
+    """(model, batch) -> outputs: tensors, nested as you like. What a plan for inference is for; training, which may
+    have something else of that name, leaves it alone."""
+    infers: bool = False
+    """Whether this is the job of inference: :meth:`for_inference`."""
     evaluates_in_context: bool = False
     """Whether the job evaluates in the precision that it trains in, as frameworks do; False leaves that to
     ``evaluate``."""
@@ -166,7 +192,7 @@ class Task:
         problems = [*self._wrong_data()]
         problems += [
             f"{name} must be a function, but got {type(value).__name__}. Wanted: {signature}"
-            for name, signature in SIGNATURES.items()
+            for name, signature in self._signatures()
             if (value := getattr(self, name)) is not None and not callable(value)
         ]
         problems += self._wrong_arguments()
@@ -207,13 +233,18 @@ class Task:
             self.build_dataset is _not_given or isinstance(self.build_dataset, _OfLoader)
         ):
             object.__setattr__(self, "build_dataset", _OfLoader(self.build_loader, self.source))
-        for name in REQUIRED:
-            if getattr(self, name) is _not_given:
+        for name in REQUIRED_OF_INFERENCE if self.infers or self.infer is not None else REQUIRED:
+            if (given := getattr(self, name)) is _not_given or (given is None and name == "infer"):
                 yield f"{name} is missing. Wanted: {SIGNATURES[name]}"
+
+    def _signatures(self) -> Iterator[tuple[str, str]]:
+        """Of the functions that are called."""
+        aside = "compute_loss" if self.infers else "infer"
+        return ((name, wanted) for name, wanted in SIGNATURES.items() if name != aside)
 
     def _wrong_arguments(self) -> Iterator[str]:
         """Functions that cannot be called as they will be."""
-        for name, signature in SIGNATURES.items():
+        for name, signature in self._signatures():
             value = getattr(self, name)
             if not callable(value):
                 continue
@@ -278,6 +309,40 @@ class Task:
         if norm is not None and not (_is_number(norm) and 0 < norm < math.inf):
             yield f"max_grad_norm must be a number above 0, but got {norm!r}"
 
+    def for_inference(self) -> Task:
+        """The job of inference: the model in eval mode, ``infer`` over the samples in their order, and nothing that
+        trains.
+
+        Raises:
+            TaskError: there is no ``infer``, or it does not take a model and a batch.
+        """
+        if self.infers:
+            return self
+        trains = ("build_optimizer", "after_backward", "after_step", "build_scheduler", "max_grad_norm", "evaluate")
+        nothing: dict[str, Any] = dict.fromkeys(trains)
+        return replace(
+            self,
+            infers=True,
+            build_model=_Evaluating(self.build_model),
+            compute_loss=self.infer,
+            build_sampler=None if self.build_loader is not None else _in_order,
+            loader_options={name: value for name, value in self.loader_options.items() if name != "drop_last"},
+            micro_batch_size=None,
+            variants={},
+            **nothing,
+        )
+
+    def check_trains(self) -> None:
+        """
+        Raises:
+            TaskError: it has no ``compute_loss``, and is for inference alone.
+        """
+        if self.compute_loss is _not_given:
+            raise TaskError(
+                f"{self.source or 'task'}: compute_loss is missing. Wanted: {SIGNATURES['compute_loss']}. For "
+                "inference, search with --inference."
+            )
+
     def call(self, name: Literal["after_backward", "after_step"], model: nn.Module, advice: str = "") -> None:
         """Call the user's function of that name, if there is one; ``advice`` is told where it raises.
 
@@ -308,6 +373,8 @@ class Task:
         """The user's optimizer over the model, or AdamW with torch's defaults."""
         import torch
 
+        if self.infers:  # nothing to step, which torch takes in a group alone
+            return torch.optim.SGD([{"params": []}], lr=0.0)
         if self.build_optimizer is None:
             return torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
         first = next(iter(inspect.signature(self.build_optimizer).parameters), None)

@@ -13,15 +13,16 @@ from pathlib import Path
 from types import ModuleType
 
 from .errors import TaskError
-from .task import REQUIRED, SIGNATURES, Task
+from .task import REQUIRED, REQUIRED_OF_INFERENCE, SIGNATURES, Task
 
 
-def load_task(source: str) -> Task:
+def load_task(source: str, inference: bool = False) -> Task:
     """Read a task from a Python file.
 
     Args:
         source: ``path/to/model.py``, or ``path/to/model.py:name`` for a ``Task`` object of that name. The file defines
             the functions of :data:`SIGNATURES`, or ``task = autotune.Task(...)``. Modules beside it can be imported.
+        inference: the job is to run ``infer``; nothing that trains is needed then.
 
     Returns:
         The task, with ``source`` set.
@@ -34,7 +35,7 @@ def load_task(source: str) -> Task:
     refuse_script(source)
     module = _import(path)
     if name is None and not isinstance(getattr(module, "task", None), Task):
-        return _from_functions(module, source)
+        return _from_functions(module, source, inference)
     task = getattr(module, name or "task", None)
     if not isinstance(task, Task):
         known = sorted(key for key, value in vars(module).items() if isinstance(value, Task))
@@ -42,7 +43,11 @@ def load_task(source: str) -> Task:
             f"{path}: expected a Task called {name!r}, but found {'no Task' if not known else ', '.join(known)}. "
             f"Define `{name} = autotune.Task(...)`."
         )
-    return replace(task, source=source)
+    task = replace(task, source=source)
+    if inference:
+        return task.for_inference()
+    task.check_trains()
+    return task
 
 
 def refuse_script(source: str) -> None:
@@ -124,16 +129,20 @@ def _signatures(names: Iterable[str]) -> str:
     return "\n".join(f"    {SIGNATURES[name]}" for name in names)
 
 
-def _from_functions(module: ModuleType, source: str) -> Task:
+def _from_functions(module: ModuleType, source: str, inference: bool) -> Task:
     replaced = {"build_dataset"} if hasattr(module, "build_loader") else set()
-    missing = [name for name in REQUIRED if name not in replaced and not hasattr(module, name)]
+    required = REQUIRED_OF_INFERENCE if inference else REQUIRED
+    missing = [name for name in required if name not in replaced and not hasattr(module, name)]
     if missing:
+        infers = missing == ["compute_loss"] and callable(getattr(module, "infer", None))
+        hint = "For inference: load_task(…, inference=True), or search with --inference.\n" * infers
         raise TaskError(
             f"{source}: missing {', '.join(missing)}. A task file defines:\n{_signatures(missing)}\n"
-            "or `task = autotune.Task(...)`. `autotune init` writes a commented example."
+            f"{hint}or `task = autotune.Task(...)`. `autotune init` writes a commented example."
         )
-    names = {f.name for f in fields(Task)} - {"source"}
-    return Task(**{name: getattr(module, name) for name in names if hasattr(module, name)}, source=source)
+    names = {f.name for f in fields(Task)} - {"source", "infers"}
+    task = Task(**{name: getattr(module, name) for name in names if hasattr(module, name)}, source=source)
+    return task.for_inference() if inference else task
 
 
 _BINDERS = frozenset({"exec", "globals", "locals", "setattr", "__import__"})

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 _EXAMPLES = "Write for example 8GiB, 512 MiB or 8GB; 8G is 8GiB."
 _LONGEST_S = 1e9
 _LARGEST_SHARE = 1e6
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def parse_bytes(text: str | float) -> int:
@@ -113,6 +113,11 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def format_latency(seconds: float) -> str:
+    """``3.127 ms``, ``1.2 s``: four digits of a short time."""
+    return f"{seconds:.4g} s" if seconds >= 1 else f"{1000 * seconds:.4g} ms"
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ from .measure.measurement import CardState, Growth
 from .plan import Budget, PhaseName, Speed
 from .techniques import Facts, Settings
 from .techniques.batch import Batch
-from .units import ceil_mib, format_bytes, size
+from .units import ceil_mib, format_bytes, format_latency, size
 from .workers import Crashed, Dropped, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
 from .workers.trial.traces import first_line
 
@@ -29,7 +29,7 @@ def settings_words(settings: Settings, facts: Facts | None = None) -> str:
 def facts_words(facts: Facts) -> str:
     """The model, the data and the device in one line."""
     parts = [f"{_millions(facts.num_parameters)} parameters"]
-    if facts.num_trainable < facts.num_parameters:
+    if facts.num_trainable < facts.num_parameters and not facts.inference:
         parts[0] += f" ({_millions(facts.num_trainable)} train)"
     if facts.num_blocks:
         parts.append(f"{facts.num_blocks} blocks of {facts.block_name}")
@@ -42,6 +42,8 @@ def facts_words(facts: Facts) -> str:
     parts.append(f"batch {facts.effective_batch}{held}{cut}")
     if facts.ranks > 1:
         parts.append(f"{facts.shared_by} over {facts.ranks} processes")
+    if facts.inference:
+        parts.append("inference")
     if facts.precision is not None:
         parts.append(f"in {facts.precision}")
     if facts.max_grad_norm is not None:
@@ -104,7 +106,11 @@ def _why_infeasible(measured: Measurement, budget: Budget) -> str | None:
     if measured.parity.strayed_at is not None:
         return f"loss strays at step {measured.parity.strayed_at}"
     if measured.parity.unlike is not None:
-        return "another training: " + measured.parity.unlike.partition(". ")[0]
+        what = "other outputs" if measured.parity.compared == "outputs" else "another training"
+        is_known = measured.latency is None or measured.parity.compared is not None
+        return f"{what}: " * is_known + measured.parity.unlike.partition(". ")[0]
+    if measured.latency is not None and measured.latency.exceeds(budget):
+        return f"over the latency, at {format_latency(measured.latency.p95_s)}"
     return None
 
 

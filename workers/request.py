@@ -54,6 +54,11 @@ class _Request(BaseModel):
         return self.deadline_s + self.compiling_s
 
     @property
+    def infers(self) -> bool:
+        """Whether the job is the task's inference."""
+        return False
+
+    @property
     def applied(self) -> Settings:
         """What is applied in the trial; its variables have to be there when the process starts."""
         return Settings()
@@ -69,6 +74,11 @@ class _PlanRequest(_Request):
     """What to apply: settings, and the budget to hold."""
 
     @property
+    def infers(self) -> bool:
+        """Whether the plan is for it."""
+        return self.plan.inference is not None
+
+    @property
     def applied(self) -> Settings:
         """The plan's."""
         return self.plan.settings
@@ -79,6 +89,11 @@ class InspectRequest(_Request):
 
     kind: Literal["inspect"] = "inspect"
     options: InspectOptions = InspectOptions()
+
+    @property
+    def infers(self) -> bool:
+        """Whether it is to be."""
+        return self.options.inference
 
 
 class MeasureRequest(_PlanRequest):

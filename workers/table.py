@@ -13,7 +13,7 @@ from ..estimates import Prediction, PredictOptions
 from ..measure import Measurement, Parity
 from ..measure.measurement import Quality
 from ..measure.timing.turns import is_enough
-from ..plan import Peak, Speed
+from ..plan import Latency, Peak, Speed
 from ..techniques import Facts, Settings
 from ._base import Executor
 from .outcome import COMPARED, STOPPED, Failed, Inspected, Measured, Outcome, Predicted, Turn
@@ -46,6 +46,8 @@ class Row(BaseModel):
     """Of the parity run."""
     parity: Parity | None = None
     """How the losses compare with the reference's; None is no deviation."""
+    latency: Latency | None = None
+    """Of inference: what one batch takes."""
     loader_wait: float = 0.0
     """Share of the time spent waiting for data."""
     optimizer_share: float = 0.0
@@ -81,6 +83,7 @@ class Row(BaseModel):
             disturbed=self.disturbed[at] if self.disturbed else 0.0,
             num_steps=100,
             num_windows=10,
+            latency=self.latency,
             loader_wait=self.loader_wait,
             optimizer_share=self.optimizer_share,
             epoch_start_s=0.0,

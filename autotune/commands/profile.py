@@ -103,6 +103,8 @@ def profile_task(
         NothingFits: the device does not hold the step.
         Interrupted: the executor was closed before the step was measured.
     """
+    if what.plan is not None and what.plan.inference is not None:
+        raise PlanError("--plan: it is for inference, and a step of training is profiled. Leave it out.")
     time_budget = TimeBudget(0.0, None)
     options = SearchOptions(
         task=what.task, device=what.device, seed=what.seed, allow_split=True, max_quality_drop=ANY_DROP

@@ -33,14 +33,19 @@ def run(path: Path, command: Sequence[str], strict: bool = False, enforce: bool 
     command, changed = fill(command, own_share(settings), evaluation)
     if changed is not None:
         tell(f"autotune: {changed}")
-    launched = under_launcher(command)
+    launched = under_launcher(command) if plan.inference is None else None
     if (note := other_than_asked(command)) is not None:
         tell(f"autotune: {note}")
     ours = {PLAN_VARIABLE: str(path.resolve()), SPLIT_VARIABLE: str(int(splits))}
     ours |= {STRICT_VARIABLE: "1"} if strict else {}
     ours |= {ENFORCE_VARIABLE: "1"} if enforce else {}
     environment = {**os.environ, **settings.environment(os.environ), **ours}
-    if launched is None:
+    if plan.inference is not None:
+        tell(
+            f"autotune: {path} is for inference: what is set before a process starts is applied, and the rest is the "
+            "job's to apply (autotune.apply(plan, task).infer(batch); AUTOTUNE_PLAN names the plan)."
+        )
+    elif launched is None:
         tell(
             f"autotune: {command[0]} runs no script by Python: of {path}, what is set before a process starts is "
             "applied, and the rest is the job's to apply (autotune.apply; AUTOTUNE_PLAN names the plan)."

@@ -92,11 +92,13 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
 
 
 def check_asked(options: SearchOptions) -> None:
-    """Refuse a script in a task's place, and options of scripts for a task, before anything starts.
+    """Refuse a script in a task's place, and options that do not go together, before anything starts.
 
     Raises:
         UserError: so it is.
     """
+    if (reason := options.not_with_inference(options.command is not None)) is not None:
+        raise UserError(reason)
     if options.command is not None:
         return
     refuse_script(options.task)

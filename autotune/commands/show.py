@@ -6,6 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
+from ..errors import PlanError
 from ..plan import load_plan
 from ..report.printing import print_json, print_words
 from ..report.show import as_json, explain
@@ -18,6 +19,8 @@ def show(path: Path, json: bool, framework: str | None = None) -> None:
         PlanError: the plan cannot be read, or the framework cannot say it.
     """
     plan = load_plan(path)
+    if framework is not None and plan.inference is not None:
+        raise PlanError(f"{path}: the plan is for inference, and {framework} trains. Leave out --for.")
     if framework is not None:
         written: str = importlib.import_module(f"autotune.integrations.{framework}").written(plan)
         if json:

@@ -102,6 +102,10 @@ batch_size = 128
 #     return (model(inputs).argmax(dim=1) == targets).float()
 
 
+# def infer(model, batch):  # Outputs, for `autotune search --inference`.
+#     return model(batch[0])
+
+
 # loader_options = {{"num_workers": 2}}  # What your DataLoader is given today; torch's defaults otherwise.
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import PlanError, TaskError, UserError
-from ..measure import Measurement
+from ..measure import Measurement, Parity
 from ..plan import Budget, Evidence, Plan, load_plan
 from ..report.printing import print_json, print_words, tell
 from ..report.verification import as_json, explain
@@ -20,7 +20,7 @@ from ..script.scratch import Scratch
 from ..searches.options import ANY_DROP, HowToSearch, SearchOptions
 from ..searches.requests import Requests, check_plan, failure, inspect
 from ..searches.time_budget import NUM_REPEATS, TimeBudget
-from ..searches.verdict import over_words
+from ..searches.verdict import latency_words, over_words
 from ..searches.winner.build_plan import environment_of
 from ..searches.winner.evaluation import evaluation_of
 from ..searches.winner.evidence import combine
@@ -29,7 +29,7 @@ from ..techniques import Facts
 from ..training.drift import differences
 from ..units import ceil_mib, format_bytes
 from ..words import facts_words, outcome_words, settings_words
-from ..workers import Executor, Failed, Measured, Outcome, OutOfMemory
+from ..workers import Crashed, Executor, Failed, Measured, Outcome, OutOfMemory, TimedOut
 from .where import Where, default_device, trials
 
 
@@ -143,21 +143,25 @@ def verify_plan(
         device=device,
         seed=seed,
         allow_split=True,
-        max_quality_drop=ANY_DROP,
+        max_quality_drop=ANY_DROP if plan.inference is None else None,
+        inference=plan.inference is not None,
     )
     facts = inspect(options, executor, time_budget)
     say(f"task: {facts_words(facts)}")
     say(f"settings: {settings_words(plan.settings, facts)}")
     warnings = tuple(_differences(plan, facts))
-    facts = check_plan(plan, task, facts)
+    checked = check_plan(plan, task, facts)
+    facts = checked if plan.inference is None else facts  # of inference, as many outputs are compared as in a search
     for message in warnings:
         say(f"note: {message}")
     life = True if plan.measured is not None and "resuming" in plan.measured.peak.phases else None
-    requests = Requests(task, seed, plan.budget, facts, started, scratch, life=life)
+    tolerance = plan.inference.tolerance if plan.inference is not None else 0.0
+    requests = Requests(task, seed, plan.budget, facts, started, scratch, life=life, tolerance=tolerance)
+    reference = _reference(requests, executor, time_budget, say) if plan.inference is not None else None
     repeats: list[Measurement] = []
     for number in range(1, NUM_REPEATS + 1):
         say(f"run {number} starts, in a fresh interpreter")
-        measure = requests.measure_options(plan.settings, trial_time_s, None)
+        measure = requests.measure_options(plan.settings, trial_time_s, reference)
         deadline_s = time_budget.deadline_s(trial_time_s, spare_finalists=False)
         request = requests.request(f"verify-{number}", plan.settings, measure, deadline_s)
         known = {"evaluation": plan.evaluation, "measured": plan.measured}  # without one, the task's own batch
@@ -171,12 +175,28 @@ def verify_plan(
         if found.leak_bytes_per_step is not None:
             leak = format_bytes(ceil_mib(round(found.leak_bytes_per_step)))
             return Verification(None, f"leaks about {leak} each step: it outgrows any budget", None, warnings)
+        if found.parity.compared == "outputs" and found.parity.unlike is not None:
+            return Verification(None, found.parity.unlike, None, warnings)
         repeats.append(found)
         time_budget.learn(outcome, fresh=True)
     measured = combine(repeats, plan.budget)
     over, slower = _over(plan.budget, measured), _slower(plan, measured)
     by_rank = tuple(map(max, zip(*(one.bytes_by_rank for one in repeats), strict=True)))
-    return Verification(measured, over, slower, warnings, evaluation_of(repeats), by_rank)
+    deviation = None if reference is None else max(one.parity.deviation for one in repeats)
+    return Verification(measured, over, slower, warnings, evaluation_of(repeats), by_rank, deviation)
+
+
+def _reference(requests: Requests, executor: Executor, time_budget: TimeBudget, say: Callable[[str], None]) -> Parity:
+    """The outputs of the job as it stands, which the plan's are compared with.
+
+    Raises:
+        TaskError: it fails.
+    """
+    say("the job as it stands runs once, for its outputs")
+    outcome = executor.ask(requests.outputs_request("verify-reference", time_budget))
+    if isinstance(outcome, OutOfMemory | TimedOut | Crashed):
+        raise TaskError(f"{requests.task}: the job as it stands gives no outputs to compare with: {failure(outcome)}")
+    return _measurement(outcome, requests.task).parity
 
 
 def _differences(plan: Plan, facts: Facts) -> Iterator[str]:
@@ -199,6 +219,8 @@ def _measurement(outcome: Outcome, task: str) -> Measurement:
 
 
 def _over(budget: Budget, measured: Evidence) -> str | None:
+    if measured.latency is not None and measured.latency.exceeds(budget):
+        return latency_words(measured.latency, budget)
     over = None if measured.fits else budget.over(measured.peak)
     return None if over is None else over_words(over)
 

@@ -83,6 +83,7 @@ FEATURES: tuple[Feature, ...] = (
         "torch.utils._pytree.tree_leaves",
         "torch.utils._pytree.tree_map_only",
     ),
+    _of_techniques("integer products", "torch._int_mm"),
     _of_techniques(
         "recomputed blocks",
         "torch.Tensor._version",

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import IterableDataset
 
-from ..techniques import TECHNIQUES, Facts, lost_techniques
+from ..techniques import TECHNIQUES, Facts, lost_techniques, not_in_inference
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import find_blocks
 from ..techniques.support.facts import num_processors
@@ -64,7 +64,7 @@ def build_facts(
         "micro_batch": batch.micro if batch.accumulate > 1 else None,
         "allow_split": options.allow_split,
         "allow_lossy": options.allow_lossy,
-        "left_out": lost_techniques(),
+        "left_out": {**lost_techniques(), **(not_in_inference() if options.inference else {})},
         "num_devices": torch.cuda.device_count() if device == "cuda" else num_processors(),
     }
     for technique in TECHNIQUES.values():

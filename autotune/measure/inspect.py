@@ -23,6 +23,7 @@ from ..training.apply_plan import build_loader, build_model, reference_batch
 from ..training.fingerprint import identify
 from ..training.out_of_memory import is_out_of_memory
 from ..training.skip_init import skip_init
+from .checks.outputs import measure_forward
 from .checks.refused import without_refused
 from .checks.split import Split, measure_split
 from .dataset import DatasetFacts, inspect_dataset
@@ -53,6 +54,8 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     charged_bytes = process_bytes(torch.device(device))
     if options.runs_model and (reason := refused(task.precision, inspect_device(device))) is not None:
         raise TaskError(f"{task.source or 'task'}: {reason}")
+    if options.inference:
+        task = task.for_inference()
     seed_everything(0)
     model = build_model(task if options.runs_model else skip_init(task))
     dataset = task.build_dataset()
@@ -93,7 +96,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         loader_samples_per_s=rates.by_workers,
         loader_bytes=rates.bytes_by_workers,
         step_samples_per_s=split.samples_per_s if options.runs_model else None,
-        effective_batch_held=(options.effective_batch or task.batch_size) is not None,
+        effective_batch_held=(options.effective_batch or (None if task.infers else task.batch_size)) is not None,
         effective_batch_assumed=(options.effective_batch or task.batch_size) is None,
         precision=task.precision,
         max_grad_norm=task.max_grad_norm,
@@ -101,6 +104,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         own_autocast=split.own_autocast,
         split_error=split.error,
         split_rounded=split.rounded,
+        inference=task.infers,
         evaluates=task.evaluate is not None,
         evaluation_batch=task.evaluation_batch(batch.micro),
         warnings=(*_warnings(task, options, model, data, split), *rates.notes),
@@ -132,7 +136,7 @@ def _lengths(task: Task, dataset: Any, data: DatasetFacts, model: nn.Module | No
 
 def _no_packing(task: Task, model: nn.Module, data: DatasetFacts, facts: Facts, runs_model: bool) -> str | None:
     """Why samples cannot be packed. They are computed only where they could be otherwise."""
-    if not Batch.may_pack(facts):
+    if task.infers or not Batch.may_pack(facts):
         return facts.no_packing
     if not runs_model:
         return _NOT_RUN
@@ -160,9 +164,10 @@ def _split(task: Task, model: nn.Module, data: DatasetFacts, device: str) -> Spl
     """Compare gradients, with fewer samples where the device cannot hold the batch's activations: trials may hold them
     by recomputing."""
     samples = data.samples
+    measured = measure_forward if task.infers else measure_split
     while True:
         try:
-            return measure_split(task, model, samples, torch.device(device))
+            return measured(task, model, samples, torch.device(device))
         except (RuntimeError, MemoryError) as error:
             if len(samples) == 1 or not is_out_of_memory(error):
                 raise
@@ -179,15 +184,13 @@ def _warnings(task: Task, options: InspectOptions, model: nn.Module, data: Datas
     asked = options.effective_batch or task.batch_size
     if asked is not None and data.length is not None and data.length < asked:
         found.append(f"the dataset has {data.length} samples, fewer than the batch size of {asked}, and caps it")
-    if not any(module.training for module in model.modules()):
+    if not task.infers and not any(module.training for module in model.modules()):
         found.append("the whole model is in eval mode: dropout is off, BatchNorm is frozen; build_model decides")
-    if not any(p.requires_grad for p in model.parameters()):
+    if not task.infers and not any(p.requires_grad for p in model.parameters()):
         found.append("no parameter of the model trains")
     if split.own_autocast:
-        found.append(
-            "the model turns autocast on by itself: precision is left to it, and its rounding is not taken for a "
-            "changed gradient"
-        )
+        rounding = "" if task.infers else ", and its rounding is not taken for a changed gradient"
+        found.append(f"the model turns autocast on by itself: precision is left to it{rounding}")
     if split.error is None:
         found.append(f"whether splitting a batch changes the gradient could not be measured: {split.reason}")
     workers = task.loader_options.get("num_workers", 0)

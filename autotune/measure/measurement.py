@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from ..plan import Budget, Peak, Speed
+from ..plan import Budget, Latency, Peak, Speed
 from ..techniques import Settings
 from ..techniques.support.facts import Lengths
 from .timing.turns import TurnOptions
@@ -43,6 +43,8 @@ class InspectOptions(_Frozen):
     """Whether ``--max-quality-drop`` was given, or a plan is used that is proven."""
     runs_model: bool = True
     """Run the model and time the loader; False leaves unknown what only that tells."""
+    inference: bool = False
+    """``--inference``."""
     tries: dict[str, tuple[Settings, ...]] = {}
     """Changes of what the model computes that are made to it once, by technique, each alone; empty is what ``auto``
     has. What cannot be made is said."""
@@ -121,6 +123,12 @@ class MeasureOptions(_Frozen):
     """The reference's losses over its parity run; None for the reference itself."""
     reference_course: Course | None = None
     """The reference's first steps; None for the reference itself, and for a task, whose steps are ours."""
+    reference_outputs: str | None = None
+    """Of inference: the reference's outputs, :attr:`Parity.outputs`; None for the reference itself."""
+    must_compare: bool = False
+    """Of inference: what rounds or is lossy, which is not used without the reference's outputs."""
+    tolerance: float = 0.05
+    """Of inference: how far each sample's outputs may be from them, as a share of their norm."""
     sums_only: bool = False
     """Compare the sum of the losses alone: each hangs on random numbers that a configuration draws otherwise."""
     rounded_losses: tuple[float, ...] = ()
@@ -169,8 +177,11 @@ class Parity(_Frozen):
     """Of a script."""
     unlike: str | None = None
     """In what else it trains otherwise than the reference, with what to change; None where in nothing."""
-    compared: Literal["losses", "sums"] | None = None
-    """What was held against the reference's: each loss, or their sum, beside the course; None where nothing was."""
+    outputs: str | None = Field(default=None, repr=False)
+    """Of inference, the reference's alone: some of its outputs, packed by :mod:`.checks.outputs`."""
+    compared: Literal["losses", "sums", "outputs"] | None = None
+    """What was held against the reference's: each loss, or their sum, beside the course; of inference, the outputs;
+    None where nothing was."""
 
     @property
     def is_other_training(self) -> bool:
@@ -313,6 +324,8 @@ class Measurement(_Frozen):
     """What evaluating took; empty where nothing was evaluated."""
     quality: Quality | None = None
     """Of the model after more training; None where it was not asked for."""
+    latency: Latency | None = None
+    """Of inference: what one batch takes."""
     phases_s: dict[str, float]
     """Seconds in ``load`` (torch and the user's file), ``apply``, ``parity``, ``warmup``, ``timed``, ``evaluation``,
     ``saving``, ``leak``, and where they are asked for, ``rounded`` and ``quality``; of a script, in the first,

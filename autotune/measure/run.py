@@ -16,9 +16,11 @@ from ..internals import lost
 from ..plan import Budget
 from ..ranks import world_size
 from ..task import Task
+from ..training.forward.inference import Inference
 from ..training.training import Training
 from ..units import ceil_mib, format_bytes
 from .checks.leak import LeakWatch
+from .checks.outputs import latency_of
 from .checks.parity import run_parity
 from .evaluation import measure_evaluations
 from .lengths import longest_batches
@@ -73,7 +75,7 @@ def measure(training: Training, task: Task, options: MeasureOptions, base: Base 
         if training.loader.options["num_workers"]:
             steps.feed.open()  # workers are forked from a process as small as a job's
         parity = Parity(losses=())
-        if options.parity_batch is not None and not options.parity_last and options.to_beat is None:
+        if options.parity_batch is not None and not task.infers and not options.parity_last and options.to_beat is None:
             parity = run_parity(training, task, options, note)
     with _timed(phases_s, "warmup"):
         if options.largest_of or options.lengths:
@@ -86,6 +88,7 @@ def measure(training: Training, task: Task, options: MeasureOptions, base: Base 
     with _timed(phases_s, "timed"):
         gc.collect()
         timing, optimizer_time = Timing(steps, charge, options, warm_up.side), OptimizerTime(training.device)
+        num_before = len(training.latencies_s) if isinstance(training, Inference) else 0
         with optimizer_time.watching(training.optimizer):
             is_over = False
             while not is_over:
@@ -102,6 +105,8 @@ def measure(training: Training, task: Task, options: MeasureOptions, base: Base 
         with _timed(phases_s, "saving"):
             measure_saving(training, charge, life)
     peak = charge.peak()
+    if task.infers:  # of a job that has no phases, the parts that are told are no training's
+        peak = peak.model_copy(update={"phases": {}, "binds": None})
     with _timed(phases_s, "leak"):
         is_looked_for = not is_out and options.turns is None  # who takes turns has had a trial
         limit_s = options.trial_time_s * WARMUP_SHARE
@@ -120,6 +125,7 @@ def measure(training: Training, task: Task, options: MeasureOptions, base: Base 
         graph_breaks=steps.compile_time.graph_breaks(),
         leak_bytes_per_step=leak,
         evaluations=evaluations,
+        latency=latency_of(training.latencies_s[num_before:]) if isinstance(training, Inference) else None,
         phases_s=phases_s,
         warnings=(*warnings, *found, *_stopped(evaluations, options), *of_others(), *timing.warnings()),
     )

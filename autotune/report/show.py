@@ -20,12 +20,13 @@ from ..plain_yaml import read_yaml
 from ..plan import Budget, Evaluation, Evidence, Peak, Plan, QualityEvidence, Speed
 from ..searches.budget import budget_words, limits_words
 from ..techniques import Technique
-from ..units import format_bytes, format_duration, size
+from ..units import format_bytes, format_duration, format_latency, size
 from ..words import count, rate, settings_words, times
 from .tables import rows_table
 
 _CHECKED = {
     "losses": f"the losses of the first {NUM_STEPS} steps, which stay close to the reference's",
+    "outputs": "the outputs of a batch of samples, each of which differs from the reference's",
     "sums": f"learning rates, samples and the sum of the losses of the first {NUM_STEPS} steps, which are the "
     "reference's; not each loss, since the job's own runs differ",
 }
@@ -62,7 +63,13 @@ def found_rows(plan: Plan) -> dict[str, Rows]:
 
 def settings_rows(plan: Plan) -> list[tuple[str, str, str]]:
     """For each setting: its technique, the setting, and what it does."""
-    return [(one.name, one.describe(), one.purpose() + _exactness(plan, one)) for one in plan.settings.chosen()]
+    return [(one.name, one.describe(), _purpose(plan, one) + _exactness(plan, one)) for one in plan.settings.chosen()]
+
+
+def _purpose(plan: Plan, technique: Technique) -> str:
+    if plan.inference is not None and technique.name == "batch":
+        return "Samples in one forward pass."
+    return technique.purpose()
 
 
 def summary(plan: Plan, path: Path) -> RenderableType:
@@ -88,6 +95,7 @@ def headline(plan: Plan) -> str:
     else:
         what = "settings without evidence"
     within = f", within {found}" if (found := limits_words(plan.budget)) != "none" else ", no memory limit"
+    what = f"for inference: {what}" if plan.inference is not None else what
     on = f", on {plan.budget.device}" if plan.budget.device else ""
     return f"{what}{within if plan.measured or plan.predicted else ''}{on}"
 
@@ -101,7 +109,8 @@ def _exactness(plan: Plan, technique: Technique) -> str:
     """How it may change the result, as far as the plan knows."""
     found = plan.exactness.get(technique.name)
     if found == "lossy":
-        return " Lossy: it changes " + ("what the model computes." if "function" in technique.affects else "gradients.")
+        changes = plan.inference is not None or "function" in technique.affects
+        return " Lossy: it changes " + ("what the model computes." if changes else "gradients.")
     return "" if found is None else f" {_EXACTNESS[found]}"
 
 
@@ -113,7 +122,12 @@ def _checked(plan: Plan) -> str | None:
         return f"quality, from {count(plan.quality.pairs, 'seed')}, after the same training as the reference.{cost}"
     if plan.measured == plan.reference:
         return None
-    return None if plan.checked is None else _CHECKED[plan.checked]
+    if plan.checked is None:
+        return None
+    words = _CHECKED[plan.checked]
+    if plan.inference is not None and plan.inference.deviation is not None:
+        words += f" by {plan.inference.deviation:.2%} at most; {plan.inference.tolerance:.2%} is allowed"
+    return words
 
 
 def _measured(plan: Plan) -> Rows:
@@ -123,11 +137,12 @@ def _measured(plan: Plan) -> Rows:
     if plan.evaluation is not None:
         rows.append(("evaluation", evaluation_words(plan.evaluation, plan.measured.peak if plan.measured else None)))
     if plan.measured is not None:
+        rows += latency_row(plan.measured, plan.budget)
         rows += life_row(plan.measured.peak)
     if plan.measured is not None and plan.measured.compile_s is not None:
         rows.append(("compiling", _compiling(plan.measured.compile_s, plan)))
     if plan.reference is not None:
-        over = "" if plan.reference.fits else ", over the budget"
+        over = f", over {what}" if (what := plan.reference.over(plan.budget)) else ""
         speed, peak = plan.reference.samples_per_s, plan.reference.peak
         beside = f", {size(peak.above_base)} beside imports and data" if peak.above_base is not None else ""
         tensors = f", tensors of {size(peak.tensors)}" if peak.tensors else ""
@@ -165,8 +180,9 @@ def _compiling(compile_s: float, plan: Plan) -> str:
     batch, slower, faster = plan.settings.batch, plan.reference, plan.measured
     if batch is None or slower is None or faster is None:
         return words
+    steps = "optimizer steps" if plan.inference is None else "batches"
     gained_s = batch.num_samples * (1 / slower.samples_per_s.value - 1 / faster.samples_per_s.value)
-    return f"{words}; made up for after {math.ceil(compile_s / gained_s)} optimizer steps" if gained_s > 0 else words
+    return f"{words}; made up for after {math.ceil(compile_s / gained_s)} {steps}" if gained_s > 0 else words
 
 
 def speed_words(speed: Speed) -> str:
@@ -212,6 +228,15 @@ def life_row(peak: Peak) -> Rows:
         more = f" ({'; '.join(beside)})" if beside else ""
         parts.append(f"{name.replace('_', ' ')} {size(row.process)}{more}")
     return [("life", ", ".join(parts))] if len(parts) > 1 else []
+
+
+def latency_row(evidence: Evidence, budget: Budget) -> Rows:
+    """What one batch takes in inference; none of training."""
+    if (found := evidence.latency) is None:
+        return []
+    limit = "" if budget.latency_s is None else f"; {format_latency(budget.latency_s)} is allowed"
+    median, most = format_latency(found.median_s), format_latency(found.p95_s)
+    return [("latency", f"{median} for a batch at the median, 95 of 100 within {most}{limit}")]
 
 
 def _gain(plan: Plan) -> str:
@@ -292,6 +317,13 @@ def _how_to_apply(plan: Plan, path: Path, coloured: bool) -> Iterator[Renderable
         "for batch in training.loader:\n"
         "    result = training.step(batch)"
     )
+    if plan.inference is not None:
+        code = (
+            f"plan = autotune.load_plan({json.dumps(str(path))})\n"
+            f"inference = autotune.apply(plan, autotune.load_task({source}, inference=True))\n"
+            "for batch in inference.loader:\n"
+            "    outputs = inference.infer(batch)"
+        )
     if coloured:
         yield Syntax(code, "python", background_color="default", theme="ansi_dark", padding=(0, 2), word_wrap=True)
     else:
@@ -303,4 +335,5 @@ def _how_to_apply(plan: Plan, path: Path, coloured: bool) -> Iterator[Renderable
         return
     if environment:
         variables = " ".join(f"{key}={value}" for key, value in environment.items())
-        yield Padding(Text(f"Start the job by `autotune run {path} -- python train.py`: it needs {variables}."), (0, 2))
+        script = "train.py" if plan.inference is None else "serve.py"
+        yield Padding(Text(f"Start the job by `autotune run {path} -- python {script}`: it needs {variables}."), (0, 2))

@@ -14,7 +14,13 @@ def asked(options: SearchOptions) -> Budget:
     """The budget as the user gave it."""
     is_share = isinstance(options.budget, float)
     sizes = {"of_reference" if is_share else "limit": options.budget}
-    return Budget(**sizes, host=options.host_budget, device=options.device, margin=options.margin)
+    return Budget(
+        **sizes,
+        host=options.host_budget,
+        latency_s=options.max_latency,
+        device=options.device,
+        margin=options.margin,
+    )
 
 
 def in_bytes(budget: Budget, reference: Outcome) -> Budget:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import Interrupted, NothingFits, OutOfTime, PlanError, TaskError, TrialsLost, UserError
 from ..files import check_output
 from ..plan import Plan, load_plan
-from ..search_spaces import SearchSpace, load_space
+from ..search_spaces import SearchSpace, load_space, presets
 from ..task import SIGNATURES
 from ..task_file import task_file
 from ..techniques import Facts, Settings
@@ -37,7 +37,7 @@ from .store.study import PLAN, Study
 from .store.tried import Tried
 from .store.url import sqlite_files, sqlite_path
 from .time_budget import MOST_ROUNDS, TimeBudget
-from .trials import TIME_IS_UP, check_reference, explore, explore_whole, measure_first
+from .trials import TIME_IS_UP, check_reference, explore, explore_whole, measure_first, take_outputs
 from .winner.ablation import ablate
 from .winner.build_plan import build_plan
 from .winner.finalists import settle
@@ -175,7 +175,8 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
         session.warn(message)
     early = batch_stays(session.options)
     for name, reason in session.facts.left_out.items():
-        if getattr(space, name, None) is not None and reason != early:
+        is_usual = session.facts.inference and session.options.space in presets()  # nobody has asked for it
+        if getattr(space, name, None) is not None and reason != early and not is_usual:
             session.warn(f"{name} stays as it is: {reason}.")
     for row in space.unavailable(session.facts):
         session.warn(f"--space: {row.technique} {row.setting.model_dump_json(exclude_defaults=True)}: {row.reason}.")
@@ -201,6 +202,7 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
     if session.reference is None and not session.stop.is_set():
         measure_first(session, candidates, candidates.reference)
     check_reference(session)
+    take_outputs(session)
     _tell_provable(session)
     take_others(session, candidates)
     _check_room(session, num_trials)
@@ -240,6 +242,9 @@ def _start_of(session: Session, space: ConfigurationSpace) -> tuple[Settings, ..
     if plan.task is not None and plan.task.fingerprint != facts.fingerprint:
         said = difference(plan.task.identity, facts.identity)
         raise PlanError(f"--start {path}: the plan is of {plan.task.source}, and this is another job: {said}.")
+    if (plan.inference is not None) != facts.inference:
+        kinds = ("training", "inference") if facts.inference else ("inference", "training")
+        raise PlanError(f"--start {path}: the plan is for {kinds[0]}, and this search for {kinds[1]}.")
     settings = plan.settings.in_force(facts.precision)
     if settings.batch is None:
         settings = settings.having(Batch.reference(facts))

@@ -121,6 +121,12 @@ def _check_margin(value: float) -> float:
     return value
 
 
+def _check_tolerance(value: float) -> float:
+    if not 0 <= value < 1:
+        raise ValueError(f"expected a share of the outputs from 0 up to 1, such as 0.05, but got {value}.")
+    return value
+
+
 def _check_device(text: str) -> str:
     from ..workers.devices import split_device
 
@@ -179,6 +185,11 @@ class MeasuredBy(BaseModel):
     """Samples that one optimizer step sees, held fixed."""
     allow_split: Annotated[bool, Shown("Batch")] = False
     """Split batches even where that changes the gradient."""
+    inference: Annotated[bool, Shown("Space")] = False
+    """The job is inference: the task's infer(model, batch) over its samples in eval mode, without gradients."""
+    tolerance: Annotated[float, AfterValidator(_check_tolerance), Shown("Space")] = 0.05
+    """With --inference: how far each sample's outputs may be from those of the job as it stands, as a share of their
+    norm."""
     life: Annotated[bool | None, Shown("Budget", default="what takes less than a quarter of a trial")] = None
     """Measure the rest of the job's life too, and hold it to the budget: an epoch's last batch, saving, resuming, and
     the whole evaluation."""
@@ -210,6 +221,8 @@ class HowToSearch(MeasuredBy):
     takes as it stands."""
     margin: Annotated[float, AfterValidator(_check_margin), Shown("Budget")] = 0.03
     """The measured peak times 1 + margin must be within the budget."""
+    max_latency: Annotated[Seconds | None, Shown("Budget", "TIME", "no limit")] = None
+    """With --inference: the longest that 95 of 100 batches may take on the device: 20ms."""
     host_budget: Annotated[HostBudgetOption | None, Shown("Budget", "SIZE", "no limit")] = None
     """Most of the host's memory that the job may take: loader workers, page-locked memory and a cached epoch count."""
     trials: Annotated[int, Field(ge=1), Shown("Time")] = 24
@@ -237,6 +250,24 @@ class HowToSearch(MeasuredBy):
         """Those of the options that are not at their defaults, as the command line calls them."""
         fields = type(self).model_fields
         return [option_name(name) for name in names if getattr(self, name) != fields[name].default]
+
+    def not_with_inference(self, is_script: bool = False) -> str | None:
+        """Why an option that was given has no place where the job is inference, or needs it; None where none was."""
+        if not self.inference:
+            given = self.given(["tolerance", "max_latency"])
+            return f"{given[0]} is of inference plans. Give --inference too, or leave it out." if given else None
+        if is_script:
+            return (
+                "--inference is of a task file, which defines infer(model, batch). A script is searched as it trains."
+            )
+        if given := self.given(["max_quality_drop", "keep_weights", "distill", *sorted(QUALITY)]):
+            return (
+                f"{given[0]} is of what is trained before it is judged. With --inference outputs are compared with the "
+                "reference's: --tolerance says how far they may differ."
+            )
+        if given := self.given(["life", "allow_split", "effective_batch"]):
+            return f"{given[0]} is of training. Leave it out with --inference."
+        return None
 
     def of_scripts_alone(self) -> str | None:
         """Why an option that was given has no place beside a task file; None where none was."""
@@ -268,7 +299,10 @@ class SearchedJob(HowToSearch):
     def _has_one_source(self) -> Self:
         if (self.task is None) == (self.command is None):
             raise ValueError("write either `task: model.py` or `command: python train.py …`")
-        if self.command is None and (reason := self.of_scripts_alone()) is not None:
+        reason = self.not_with_inference(self.command is not None)
+        if self.command is None and reason is None:
+            reason = self.of_scripts_alone()
+        if reason is not None:
             raise ValueError(reason)
         return self
 

@@ -14,7 +14,7 @@ from ..estimates.types import Largest
 from ..measure import InspectOptions, MeasureOptions, Parity
 from ..measure.cuts.types import JudgeOptions
 from ..measure.measurement import Course, EvaluationOptions, LifeOptions
-from ..plan import Budget, Evaluation, Evidence, Plan, TaskRef
+from ..plan import Budget, Evaluation, Evidence, Inference, Plan, TaskRef
 from ..script.command import FENCES, filled, own_batch, own_share, under_launcher
 from ..script.scratch import Scratch
 from ..search_spaces import SearchSpace
@@ -53,6 +53,11 @@ the n-th."""
 LARGEST_OF = 64
 """Where batch shapes vary, the peak is taken on the largest of so many batches."""
 
+_COMPARED = 16
+"""Most samples whose outputs are compared in inference."""
+_OUTPUTS_S = 1.0
+"""Of timed windows of a run which only outputs are wanted of."""
+
 _EVALUATION_SHARE = 0.25
 """Longest evaluation, as a share of the trial's time; so long may saving and resuming take, too."""
 _WHOLE_LIFE_S = 300.0
@@ -85,6 +90,8 @@ class Requests:
     """Of the job as it stands, on a card: a trial leaves room there for what the context had come to."""
     life: bool | None = None
     """``--life``."""
+    tolerance: float = 0.05
+    """``--tolerance``, of inference."""
 
     def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> MeasureRequest:
         """A request to measure one configuration in a fresh process. It evaluates as the job does today, at most at its
@@ -99,6 +106,7 @@ class Requests:
             device=self.facts.device.type,
             plan=Plan(
                 settings=settings,
+                inference=Inference(tolerance=self.tolerance) if known.inference else None,
                 budget=self.budget,
                 evaluation=Evaluation(batch=batch) if batch else None,
                 task=found if self.command is not None else None,
@@ -175,17 +183,33 @@ class Requests:
             trial_time_s=share_s,
             enforce=enforce,
             budget=self.budget,
-            parity_batch=None if settings.affect("function") else self.facts.effective_batch,
+            parity_batch=None if settings.affect("function") else self._num_compared,
             parity_last=settings.batch is not None and settings.batch.num_samples < self.facts.effective_batch,
             reference_losses=reference.losses or None if reference else None,
+            reference_outputs=reference.outputs if reference else None,
+            must_compare=self.facts.inference and enforce and exact != "exact",
+            tolerance=self.tolerance,
             reference_course=self._course(reference) if reference else None,
             rounded_losses=reference.rounded if reference and exact != "exact" else (),
             parity_limit=self._parity_limit(settings, exact),
             largest_of=LARGEST_OF if self.facts.shapes_vary and self.facts.lengths is None else None,
             lengths=self.facts.lengths,
             evaluation=EvaluationOptions(most_s=most_s) if self.facts.evaluates else None,
-            life=None if self.life is False else LifeOptions(most_s=most_s),
+            life=None if self.life is False or self.facts.inference else LifeOptions(most_s=most_s),
         )
+
+    def outputs_request(self, name: str, time_budget: TimeBudget) -> MeasureRequest:
+        """A request for the outputs of the job as it stands, in batches of no more samples than are compared: what its
+        own batch takes may be more than there is."""
+        settings = reference_settings(self.facts).having(Batch(micro=self._num_compared))
+        measure = self.measure_options(settings, _OUTPUTS_S, None, enforce=False)
+        return self.request(name, settings, measure, time_budget.deadline_s(_OUTPUTS_S, spare_finalists=False))
+
+    @property
+    def _num_compared(self) -> int:
+        """Samples in the batch whose losses, or outputs, are compared."""
+        own = self.facts.effective_batch
+        return min(own, _COMPARED) if self.facts.inference else own
 
     def _course(self, reference: Parity) -> Course | None:
         if reference.course is not None and self.facts.batch_varies:
@@ -272,6 +296,7 @@ def inspected(
             allow_split=options.allow_split,
             allow_lossy=options.max_quality_drop is not None,
             runs_model=runs_model,
+            inference=options.inference,
             tries={name: tuple(Settings(**{name: one}) for one in row) for name, row in tries.items()},
         ),
         deadline_s=time_budget.deadline_s(0.0, spare_finalists=False),

@@ -28,6 +28,8 @@ from .store.tried import Tried
 from .time_budget import TimeBudget
 from .verdict import Verdict, least_early
 
+OUTPUTS = "reference-outputs"
+"""Under which the study has the run of :func:`~autotune.searches.trials.take_outputs`."""
 Pairs = Sequence[tuple[Quality, Quality]]
 """A configuration's quality and the reference's, seed by seed."""
 
@@ -99,7 +101,15 @@ class Session:
         """Makes the requests."""
         options, known = self.options, self._known()
         return Requests(
-            self._task, options.seed, self.budget, self.facts, options.command, options.scratch, known, options.life
+            self._task,
+            options.seed,
+            self.budget,
+            self.facts,
+            options.command,
+            options.scratch,
+            known,
+            options.life,
+            options.tolerance,
         )
 
     def _known(self) -> Evidence | None:
@@ -156,7 +166,9 @@ class Session:
         """
         is_reference = settings == self.reference_settings
         measure = self.requests.measure_options(settings, share_s, self._parity(), enforce=not is_reference)
-        measure = measure.model_copy(update={"plain_loop": is_reference, "may_be_unsure": not finalist_round})
+        measure = measure.model_copy(
+            update={"plain_loop": is_reference and not self.facts.inference, "may_be_unsure": not finalist_round}
+        )
         if not (finalist_round is None if compares is None else compares):
             measure = measure.model_copy(update={"parity_batch": None})
         elif self.not_comparable:
@@ -313,12 +325,15 @@ class Session:
         )
 
     def _parity(self) -> Parity | None:
-        """The reference's losses; where it was never measured, those of the first exact configuration that was."""
+        """The reference's losses, or outputs; where it was never measured, those of the first exact configuration that
+        was."""
         for row in self.study.tried:
             if isinstance(row.outcome, Measured) and (
                 row.number == 0 or (exactness(row.settings, self.facts) == "exact" and not self.lacks_comparison(row))
             ):
                 return row.outcome.measurement.parity
+            if row.number == 0 and isinstance(found := self.study.evidence(OUTPUTS), Measured):
+                return found.measurement.parity
         return None
 
 

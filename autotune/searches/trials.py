@@ -15,11 +15,12 @@ from .doubt import Doubt
 from .events import INTERRUPTED, BudgetKnown, TrialEnded, TrialStarted
 from .predicted.predictions import foresee
 from .requests import failure, refuse_killed
+from .runs import run_once
 from .sampler.candidates import Candidates, Part, Proposal
 from .sampler.configuration_space import ConfigurationSpace
 from .sampler.expected_gain import EXHAUSTED
 from .sampler.separable import Separable
-from .session import Session
+from .session import OUTPUTS, Session
 from .time_budget import LEAST_SHARE_S
 from .verdict import is_spoiled
 
@@ -238,6 +239,16 @@ def check_reference(session: Session) -> None:
         )
     else:
         raise TaskError(f"{task}: the job as it stands fails: {failure(outcome)}")
+
+
+def take_outputs(session: Session) -> None:
+    """Of inference whose reference did not fit: its outputs by themselves, for trials to compare theirs with."""
+    reference = session.reference
+    if not session.facts.inference or reference is None or isinstance(reference.outcome, Measured):
+        return
+    found = run_once(session, OUTPUTS, lambda: session.requests.outputs_request(OUTPUTS, session.time_budget))
+    if not isinstance(found, Measured):
+        session.warn("the outputs of the job as it stands are not known: what rounds is not used.")
 
 
 def _tell_share(session: Session, share: float) -> None:

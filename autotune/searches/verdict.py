@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ..measure import Measurement
 from ..measure.measurement import Quality
-from ..plan import Budget, Excess, Peak, PhaseName
-from ..units import ceil_mib, format_bytes
+from ..plan import Budget, Excess, Latency, Peak, PhaseName
+from ..units import ceil_mib, format_bytes, format_latency
 from ..words import PHASES, count, growth_words
 from ..workers import (
     Chosen,
@@ -132,6 +132,9 @@ def _judge_measurement(
         reasons.append(f"strays from the reference's loss at step {parity.strayed_at} (by {parity.deviation:.1%})")
     if parity.unlike is not None:
         reasons.append(parity.unlike)
+    is_slow = measurement.latency is not None and measurement.latency.exceeds(budget)
+    if measurement.latency is not None and is_slow:
+        reasons.append(latency_words(measurement.latency, budget))
     if measurement.leak_bytes_per_step is not None:
         leak = format_bytes(ceil_mib(round(measurement.leak_bytes_per_step)))
         reasons.append(f"leaks about {leak} each step")
@@ -148,7 +151,7 @@ def _judge_measurement(
         -1.0,
         -1.0 if measurement.leak_bytes_per_step is None else 1.0,
         _memory(measurement.peak, budget, over),
-        1.0 if parity.is_other_training else -1.0,
+        1.0 if parity.is_other_training or is_slow else -1.0,
         max(-_BOUND, min(_BOUND, quality)),
     )
     log_speed = math.log(measurement.samples_per_s.value)
@@ -159,6 +162,12 @@ def _judge_measurement(
 def over_words(over: Excess) -> str:
     """``over the budget by 12 MiB, margin included``."""
     return f"over {over.budget} by {format_bytes(ceil_mib(over.num_bytes))}, margin included"
+
+
+def latency_words(latency: Latency, budget: Budget) -> str:
+    """``over the latency of 20 ms: 95 of 100 batches take up to 31 ms``."""
+    limit = format_latency(budget.latency_s or 0.0)
+    return f"over the latency of {limit}: 95 of 100 batches take up to {format_latency(latency.p95_s)}"
 
 
 def _memory(peak: Peak, budget: Budget, over: Excess | None) -> float:

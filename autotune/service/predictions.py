@@ -137,7 +137,8 @@ class Predictions:
         for row in rows:
             with suppress(PlanError):  # of an earlier version
                 plan = Plan.from_yaml(row.plan, row.id)
-                if plan.measured is not None and plan.task is not None and plan.task.fingerprint == fingerprint:
+                is_job = plan.task is not None and plan.task.fingerprint == fingerprint and plan.inference is None
+                if plan.measured is not None and is_job:
                     found.append((-plan.measured.samples_per_s.value, row.id, plan))
         return [(search, plan) for _, search, plan in sorted(found, key=lambda one: one[:2])]
 

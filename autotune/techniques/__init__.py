@@ -33,6 +33,7 @@ from .optimizers.sparse_gradients import SparseGradients
 from .optimizers.trained_weights import TrainedWeights
 from .parallel import Parallel
 from .precision import Kind, Precision
+from .quantization import Quantization
 from .reversible import Reversible
 from .support.base import Effect, Exactness, LoaderSpec, Program, Stage, Technique
 from .support.environment import joined
@@ -53,6 +54,7 @@ __all__ = [
     "Stage",
     "Technique",
     "lost_techniques",
+    "not_in_inference",
 ]
 
 
@@ -67,6 +69,7 @@ class Settings(BaseModel):
     pruning: Pruning = Pruning()
     low_rank: LowRank = LowRank()
     frozen_weights: FrozenWeights = FrozenWeights()
+    quantization: Quantization = Quantization()
     attention: Attention = Attention()
     layers: Layers = Layers()
     tiles: Tiles = Tiles()
@@ -190,6 +193,11 @@ class Settings(BaseModel):
         found = ((one.name, one.conflicts(self)) for one in self.techniques())
         return next((f"{name}: {reason}" for name, reason in found if reason is not None), None)
 
+    def needs_training(self) -> str | None:
+        """The first that a plan for inference cannot have, and why; None where it can have all."""
+        found = ((one.name, one.not_in_inference) for one in self.chosen())
+        return next((f"{name}: {reason}, and the plan is for inference." for name, reason in found if reason), None)
+
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """The variables that these settings need before the process starts, for a trial as for a job.
 
@@ -230,6 +238,11 @@ def _techniques() -> Iterator[tuple[str, type[Technique]]]:
 
 
 TECHNIQUES: dict[str, type[Technique]] = dict(_techniques())
+
+
+def not_in_inference() -> dict[str, str]:
+    """Those that a plan for inference leaves out, and why."""
+    return {name: one.not_in_inference for name, one in TECHNIQUES.items() if one.not_in_inference is not None}
 
 
 def lost_techniques() -> dict[str, str]:

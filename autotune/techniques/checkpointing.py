@@ -48,6 +48,7 @@ class Checkpointing(Technique):
     """
 
     name: ClassVar[str] = "checkpointing"
+    not_in_inference: ClassVar[str] = "it saves what backward needs"
     goes_by: ClassVar[str | None] = "recomputed blocks"
     stage: ClassVar[Stage] = Stage.CHECKPOINTING
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})

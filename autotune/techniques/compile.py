@@ -87,9 +87,11 @@ class Compile(Technique):
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Compile, ...]:
         """On CUDA: none; each block and the model, in every mode, graphs first where a pass sees few samples: its
-        kernels are short, and launching them is what takes the time. On a CPU none: it gained nothing there."""
+        kernels are short, and launching them is what takes the time. On a CPU none, where training gained nothing,
+        and in inference the model: it fuses what rounds the inputs of integer products."""
         if facts.device.type == "cpu":
-            return (cls(),)
+            model = cls(kind="model")
+            return (cls(), model) if facts.inference and model.unavailable(facts) is None else (cls(),)
         modes = ["default", "reduce-overhead", "max-autotune"]
         if (facts.micro_batch or facts.effective_batch) <= _FEW_SAMPLES:
             modes = ["reduce-overhead", "default", "max-autotune"]

@@ -24,6 +24,7 @@ class Layers(Technique):
     """
 
     name: ClassVar[str] = "layers"
+    not_in_inference: ClassVar[str] = "it saves what backward needs"
     goes_by: ClassVar[str | None] = "saved tensors"
     stage: ClassVar[Stage] = Stage.LAYERS
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})

@@ -33,6 +33,7 @@ class Offload(Technique):
     """
 
     name: ClassVar[str] = "offload"
+    not_in_inference: ClassVar[str] = "it moves what backward needs"
     goes_by: ClassVar[str | None] = "offloaded weights"
     stage: ClassVar[Stage] = Stage.OFFLOAD
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})

@@ -34,6 +34,7 @@ class Parallel(Technique):
     """
 
     name: ClassVar[str] = "parallel"
+    not_in_inference: ClassVar[str] = "it shares out a training"
     stage: ClassVar[Stage] = Stage.SHARD
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update", "process"})
     not_in_scripts: ClassVar[str] = "how many processes train is the command's own to say (torchrun, accelerate launch)"

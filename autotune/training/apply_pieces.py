@@ -50,6 +50,11 @@ def apply_to_model(
     stand_aside()
     _check_internals(plan)
     settings = plan.settings
+    if settings.quantization.kind != "none" and device is not None and torch.device(device).type != "cpu":
+        raise PlanError(
+            f"settings.quantization.kind: {settings.quantization.kind} is for a CPU, and the model goes to {device}. "
+            "Use kind: none."
+        )
     for stage in reversed(Stage):
         for technique in settings.at(stage):
             model = technique.undo(model)
@@ -78,10 +83,12 @@ def apply_to_optimizer(
         The optimizer to step: as a rule the same, changed in place.
 
     Raises:
-        PlanError: the plan asks for what this optimizer cannot do.
+        PlanError: the plan asks for what this optimizer cannot do, or is for inference.
     """
     stand_aside()
     _check_internals(plan)
+    if plan.inference is not None:
+        raise PlanError("inference: the plan is for inference, and was measured without an optimizer. Search again.")
     for stage in Stage:
         for technique in plan.settings.at(stage):
             optimizer = technique.on_optimizer(optimizer, max_grad_norm)

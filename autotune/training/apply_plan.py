@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from ..techniques.support.replica import within
 from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer, hold_to_budget, on_two_samples
 from .drift import here, is_strict, tell
 from .fingerprint import fingerprint, identify
+from .forward.inference import Inference
 from .halving import CALM_STEPS
 from .skip_init import skip_init
 from .together import check_can_halve
@@ -65,11 +66,13 @@ def apply(
             until it is taken.
         calm_steps: optimizer steps without a lack of memory after which the halved micro-batch is doubled again; twice
             as many each time that memory runs out before they have passed.
-        **pieces: ``model=``, ``dataset=`` (or ``build_loader=``), ``loss=`` (a ``compute_loss``), optionally
+        **pieces: ``model=``, ``dataset=`` (or ``build_loader=``), ``loss=`` (a ``compute_loss``; ``infer=`` of a plan
+            for inference), optionally
             ``optimizer=`` (built, or a function of the parameters), and any other field of :class:`autotune.Task`.
 
     Returns:
-        The training: ``model``, ``optimizer``, ``loader`` and ``step``.
+        The training: ``model``, ``optimizer``, ``loader`` and ``step``. Of a plan for inference, an
+        :class:`~autotune.training.forward.inference.Inference`: ``model``, ``loader`` and ``infer``.
 
     Raises:
         PlanError: the plan is for another model or number of processes, or asks for what this model or device cannot
@@ -80,12 +83,16 @@ def apply(
         raise PlanError(f"apply takes a Plan, but got {type(plan).__name__}. Use autotune.load_plan(path).")
     in_pieces = task is None
     if task is None:
-        task = _task_of(pieces)
+        task = _task_of(pieces, "loss" if plan.inference is None else "infer")
     elif pieces:
         raise TaskError(f"apply takes a task, or pieces of one, but got both: {', '.join(pieces)}. Pass one of them.")
     device, ranks = _place(plan)
     if device.type == "cuda":
         hold_to_budget(plan, enforce, repeats=ranks.size == 1)
+    if plan.inference is not None:
+        task = task.for_inference()
+    else:
+        task.check_trains()
     settings = plan.settings.in_force(task.precision)
     in_force = plan.model_copy(update={"settings": settings})
     seed = seed if seed is not None else plan.search.seed if plan.search else 0
@@ -101,16 +108,23 @@ def apply(
     _check_environment(plan, device.type, is_strict(strict))
     if calm_steps < 1:
         raise PlanError(f"calm_steps: at least 1 optimizer step was expected, but got {calm_steps}.")
+    if task.infers and (reason := settings.needs_training()) is not None:
+        raise PlanError(f"settings.{reason}")
+    if halve_when_out_of_memory and task.infers:
+        raise PlanError("halve_when_out_of_memory: it repeats optimizer steps, and a plan for inference has none.")
     if halve_when_out_of_memory:
         check_can_halve(settings.having(batch), model, world_size())
 
     run = on_two_samples(dataset, task.collate or default_collate, task.compute_loss)
     before = [weakref.ref(parameter) for parameter in model.parameters()]
     model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
-    optimizer = apply_to_optimizer(in_force, task.make_optimizer(within(model)), max_grad_norm=task.max_grad_norm)
+    optimizer = task.make_optimizer(within(model))
+    if not task.infers:
+        optimizer = apply_to_optimizer(in_force, optimizer, max_grad_norm=task.max_grad_norm)
     _check_optimizer(optimizer, model, before)
     num_samples = settings.parallel.effective or batch.num_samples
-    _warn_of_batch(task, dataset, num_samples, stated=settings.batch is not None and not in_pieces)
+    if not task.infers:
+        _warn_of_batch(task, dataset, num_samples, stated=settings.batch is not None and not in_pieces)
     packing = Packing(task.collate, task.pack, task.compute_loss)
     collate = packing.row_of if batch.packed else task.collate
     spec = apply_to_loader(in_force, dataset, collate=collate, options=task.loader_options, device=device)
@@ -120,7 +134,8 @@ def apply(
     if ranks.rank:
         seed_everything(seed + ranks.rank)  # dropout and augmentation of its own; rank 0 has those of one process
     applied = settings.as_applied(within(model))
-    training = Training(model, optimizer, loader, task, applied, halve_when_out_of_memory, calm_steps)
+    kind = Inference if task.infers else Training
+    training = kind(model, optimizer, loader, task, applied, halve_when_out_of_memory, calm_steps)
     training.evaluation_batch = plan.evaluation_batch or task.evaluation_batch(batch.micro)
     return training
 
@@ -243,19 +258,21 @@ def reference_batch(task: Task, dataset: Any, effective: int | None = None) -> B
     return Batch.of(size, micro)
 
 
-def _task_of(pieces: dict[str, Any]) -> Task:
-    needed = ("model", "loss") if "build_loader" in pieces else ("model", "dataset", "loss")
+def _task_of(pieces: dict[str, Any], what: Literal["loss", "infer"]) -> Task:
+    needed = ("model", what) if "build_loader" in pieces else ("model", "dataset", what)
     missing = [name for name in needed if name not in pieces]
     if missing:
-        raise TaskError(f"apply needs a task, or model=, dataset= and loss=; missing: {', '.join(missing)}.")
-    model, loss = pieces.pop("model"), pieces.pop("loss")
+        raise TaskError(f"apply needs a task, or model=, dataset= and {what}=; missing: {', '.join(missing)}.")
+    model = pieces.pop("model")
+    if "loss" in pieces:
+        pieces["compute_loss"] = pieces.pop("loss")
     if "dataset" in pieces:
         dataset = pieces.pop("dataset")
         pieces["build_dataset"] = lambda: dataset
     optimizer = pieces.pop("optimizer", None)
     build = (lambda parameters: optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     try:
-        return Task(build_model=lambda: model, compute_loss=loss, build_optimizer=build, **pieces)
+        return Task(build_model=lambda: model, build_optimizer=build, **pieces)
     except TypeError as error:
         raise TaskError(f"apply: {error}. Pass fields of autotune.Task.") from None
 

@@ -22,6 +22,8 @@ OTHERS: dict[str, Any] = {
     "seed": 3,
     "effective_batch": 32,
     "allow_split": True,
+    "inference": True,
+    "tolerance": 0.2,
     "life": True,
     "max_quality_drop": "1.5%",
     "recovery_steps": 7,
@@ -30,6 +32,7 @@ OTHERS: dict[str, Any] = {
     "keep_weights": True,
     "budget": "90%",
     "margin": 0.05,
+    "max_latency": "20ms",
     "host_budget": "16GiB",
     "trials": 7,
     "max_time": "20m",
@@ -42,6 +45,7 @@ OTHERS: dict[str, Any] = {
     "ablate": True,
 }
 """Each option, as it is written, with another value than its default."""
+OF_INFERENCE = ("tolerance", "max_latency")
 
 
 def shown() -> Iterator[str]:
@@ -62,7 +66,9 @@ def test_the_command_line_offers_each(command, here, tmp_path):
 
 
 def job_with(name: str) -> dict[str, Any]:
-    """A script, where the option is of scripts alone."""
+    """A script, where the option is of scripts alone; inference, where it is of that."""
+    if name in OF_INFERENCE:
+        return {"task": "model.py", "inference": True}
     return {"command": [sys.executable, "train.py"]} if name in ("flags", "scratch") else {"task": "model.py"}
 
 
@@ -71,14 +77,16 @@ def test_a_batch_takes_each_and_hands_it_on(name, tmp_path):
     job = Job(name="one", **job_with(name), **{name: OTHERS[name]})
     options = job.options(tmp_path, "cpu", False)
     assert getattr(options, name) == getattr(job, name) != HowToSearch.model_fields[name].default
-    assert options.given(OTHERS) == [option_name(name)]
+    assert options.given(OTHERS) == [*(["--inference"] if name in OF_INFERENCE else []), option_name(name)]
 
 
 @pytest.mark.parametrize("name", [name for name in OTHERS if name not in NOT_SUBMITTED])
 def test_a_service_takes_each_and_writes_it_as_the_command_line_reads_it(name, tmp_path):
     """Its database has it as text, too."""
     spec = SearchSpec(**job_with(name), archive="0" * 64, **{name: OTHERS[name]})
-    word, *job = arguments(SearchSpec.model_validate_json(spec.model_dump_json()), tmp_path)
+    words = arguments(SearchSpec.model_validate_json(spec.model_dump_json()), tmp_path)
+    word, *job = words[1:] if name in OF_INFERENCE else words
+    assert words[:1] == ["--inference"] or name not in OF_INFERENCE
     assert job in (["--", sys.executable, "train.py"], [str(tmp_path / "model.py")])
     option, _, text = word.partition("=")
     assert option == option_name(name)

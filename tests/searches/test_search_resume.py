@@ -344,3 +344,14 @@ def test_a_fall_is_learned_of_whatever_moment_the_driver_is_killed_at(number: in
     search_until(countdown(number), options(budget=limit), Falls)
     resumed = run_search(options(budget=limit, resume=True), executor=Falls(facts(), known))
     assert resumed.plan.settings not in (fastest, reference_settings(facts()))
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_a_study_goes_on_though_a_preset_has_a_row_more_that_leaves_this_job_as_it_is():
+    run_search(options(), facts())
+    text = Path("space.yaml").read_text()
+    Path("space.yaml").write_text(text + "quantization: auto  # of inference\nreversible: auto\n")
+    assert run_search(options(resume=True), facts()).measured == []
+    Path("space.yaml").write_text(text + "checkpointing: auto\n")
+    with pytest.raises(StudyError, match="--space was"):
+        run_search(options(resume=True), facts())

@@ -18,6 +18,7 @@ from ...estimates import CheapestOptions, EstimateOptions, PredictOptions
 from ...internals import lost
 from ...measure import Measurement
 from ...measure.checks.distill import build_teacher, distilled
+from ...measure.checks.outputs import compare_outputs
 from ...measure.checks.parity import rounded_losses, run_parity
 from ...measure.checks.quality import keep_weights, measure_quality
 from ...measure.device import check_device, inspect_device
@@ -31,6 +32,7 @@ from ...ranks import own_gpu, this_rank
 from ...task import Task
 from ...task_file import load_task
 from ...training.apply_plan import apply
+from ...training.forward.inference import Inference
 from ...training.training import Training
 from ..outcome import Chosen, CutsJudged, Estimated, Inspected, Measured, Outcome, Predicted, Profiled
 from ..request import (
@@ -97,7 +99,7 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
         take_card(request.plan, request.options, own_gpu)
     elif uses_card:
         take_card(None, None, own_gpu)
-    task = load_task(request.task)
+    task = load_task(request.task, request.infers)
     load_s = time.monotonic() - spawned_s
     if uses_card:
         check_device()
@@ -189,7 +191,9 @@ def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) 
     """Compare losses once the peak is known, from a training applied anew and without a budget."""
     began_s = time.monotonic()
     _let_go()
-    parity = run_parity(_applied(request, task), task, request.options)
+    training = _applied(request, task)
+    check = compare_outputs(training, task, request.options) if isinstance(training, Inference) else None
+    parity = check or run_parity(training, task, request.options)
     phases_s = {**measurement.phases_s, "parity": time.monotonic() - began_s}
     return measurement.model_copy(update={"parity": parity, "phases_s": phases_s})
 

@@ -68,7 +68,7 @@ def measure_split(task: Task, model: nn.Module, samples: Sequence[Any], device: 
     size, task = len(samples), replace(task, max_grad_norm=None, after_backward=None, after_step=None)
     run = partial(_gradient, task, model, samples, device)
     with without_dropout(model), state_kept(model):
-        with without_tf32(), _autocast_seen(device.type) as seen:
+        with without_tf32(), autocast_seen(device.type) as seen:
             whole = run(size, checks_hooks=True)
         began_s = perf_counter()
         run(size)
@@ -148,7 +148,7 @@ class _AutocastSeen:
 
 
 @contextmanager
-def _autocast_seen(device_type: str) -> Iterator[_AutocastSeen]:
+def autocast_seen(device_type: str) -> Iterator[_AutocastSeen]:
     """Within the block, notice whether autocast is turned on for this type of device."""
     seen = _AutocastSeen()
 

@@ -47,7 +47,8 @@ def phase_words(progress: Progress) -> str | None:
         return f"predicting the memory and work of {configurations}, {format_duration(seconds)}"
     words = f"{_reading(progress.options)}, {format_duration(seconds)}"
     if seconds > _LONG_READING_S and progress.options.command is None:
-        words += ": does it train where it is imported? Move that under `if __name__ == '__main__':`"
+        does = "run" if progress.options.inference else "train"
+        words += f": does it {does} where it is imported? Move that under `if __name__ == '__main__':`"
     return words
 
 

@@ -36,11 +36,11 @@ _LEAST_S = 0.1
 
 def foresee(session: Session, *parts: ConfigurationSpace) -> Foreseen:
     """Ask for predictions of these, one after the other, or take those that the study has. Where none can be made, as
-    of a script, which nothing can trace, the sampler learns from trials alone."""
+    of a script or of inference, which are not traced, the sampler learns from trials alone."""
     foresight = _Foresight(session)
     foreseen, is_gain = Foreseen(foresight.predict, foresight.chosen), session.options.sampler == "gain"
     is_in_vain = not is_gain and not any(space.is_open for space in parts)  # others ask which blocks to recompute alone
-    if session.options.command or session.stop.is_set() or is_in_vain:
+    if session.options.command or session.facts.inference or session.stop.is_set() or is_in_vain:
         return foreseen
     if unsure := untried(session.facts.torch_version):
         session.warn(unsure)

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, model_validator
 from ...errors import StudyError
 from ...measure.measurement import Quality
 from ...plan import Budget
-from ...techniques import Facts
+from ...techniques import TECHNIQUES, Facts
 from ...units import format_bytes
 from ...workers import Measured, Outcome
 from ..budget import budget_words
@@ -70,7 +70,9 @@ def check_same(name: str, stored: StudyRecord, asked: StudyRecord) -> None:
         )
     different = [
         f"{what} was {before}, but is {now}"
-        for (what, before), (_, now) in zip(_compared(stored), _compared(asked), strict=True)
+        for (what, before), (_, now) in zip(
+            _compared(stored, stored.facts), _compared(asked, stored.facts), strict=True
+        )
         if before != now
     ]
     if different:
@@ -80,16 +82,28 @@ def check_same(name: str, stored: StudyRecord, asked: StudyRecord) -> None:
         )
 
 
-def _compared(record: StudyRecord) -> list[tuple[str, object]]:
+def _tried(record: StudyRecord, known: Facts) -> dict[str, Any]:
+    """The space, without what is ``auto`` and has one choice for this job, as it was known when the study began: a
+    preset may have had no such row then."""
+    left_out = {
+        name
+        for name, row in record.space.items()
+        if row == "auto" and (name in known.left_out or len(TECHNIQUES[name].choices(known)) == 1)
+    }
+    return {name: row for name, row in record.space.items() if name not in left_out}
+
+
+def _compared(record: StudyRecord, known: Facts) -> list[tuple[str, object]]:
     asked = record.budget if record.budget.of_reference is None else record.budget.model_copy(update={"limit": None})
     return [
         ("the command", shlex.join(record.command) if record.command else None),
         ("--budget", budget_words(asked)),
         ("--host-budget", None if asked.host is None else format_bytes(asked.host)),
+        ("--max-latency", record.budget.latency_s),
         ("--margin", record.budget.margin),
         ("--device", record.budget.device),
         *((option_name(name), getattr(record, name)) for name in MeasuredBy.model_fields),
-        ("--space", record.space),
+        ("--space", _tried(record, known)),
         ("batch_size", record.facts.effective_batch),
         ("micro_batch_size", record.facts.micro_batch),
         ("precision", record.facts.precision),

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from ...distribution import VERSION
 from ...files import hash_of
 from ...measure.measurement import NO_EVALUATION, CardState
-from ...plan import Environment, Evidence, Gain, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
+from ...plan import Environment, Evidence, Gain, Inference, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
 from ...techniques import Facts, Settings
 from ...techniques.data_loading import DataLoading
 from ...units import ceil_mib, format_bytes
 from ...words import card_words, count, pile_words
 from ...workers import Measured, OutOfMemory
 from ..session import Session
+from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS
 from ..verdict import SPOILED
 from .evaluation import evaluation_of
@@ -58,6 +59,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         reference = _with_tensors(session, reference, session.reference_settings) if reference is not None else None
     return Plan(
         task=TaskRef(source=options.task, fingerprint=facts.fingerprint, identity=facts.identity),
+        inference=_inference(session, winner) if facts.inference else None,
         budget=session.budget if session.budget.over(measured.peak) is None else budget,
         settings=settings,
         exactness={one.name: one.exactness(facts) for one in settings.chosen()},
@@ -80,6 +82,14 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
             seed=options.seed,
         ),
     )
+
+
+def _inference(session: Session, winner: Tried) -> Inference:
+    """How the winner's outputs were compared; those of the reference are its own."""
+    assert isinstance(winner.outcome, Measured)
+    parity = winner.outcome.measurement.parity
+    deviation = float(f"{parity.deviation:.3g}") if winner.number and parity.compared == "outputs" else None
+    return Inference(tolerance=session.options.tolerance, deviation=deviation)
 
 
 def _with_tensors(session: Session, evidence: Evidence, settings: Settings) -> Evidence:
@@ -197,7 +207,8 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
         )
     for technique in winner.settings.techniques():
         if technique.exactness(facts) == "lossy":
-            what = "what the model computes" if "function" in technique.affects else "the gradient"
+            changes = facts.inference or "function" in technique.affects
+            what = "what the model computes" if changes else "the gradient"
             yield f"{technique.name} is lossy for this model: it changes {what}, not only its rounding"
     waited = winner.outcome.measurement.loader_wait if isinstance(winner.outcome, Measured) else 0.0
     if waited >= _MUCH_WAITING:
@@ -211,7 +222,7 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     elif measured.peak.largest_of is not None:
         yield f"batch shapes vary: the peak is that of the largest of {measured.peak.largest_of} batches"
     if reference is not None and not reference.fits and session.budget.of_reference is None:
-        yield "the reference is over the budget; it was measured without enforcement"
+        yield f"the reference is over {reference.over(session.budget)}; it was measured without enforcement"
     if winner.number == 0 and session.budget.over(measured.peak) is not None:
         yield (
             "the budget is a share of what the job takes as it stands, and admits it as it is: the margin of "
@@ -270,7 +281,7 @@ def _batch_notes(session: Session, settings: Settings) -> Iterator[str]:
     facts = session.facts
     if facts.effective_batch_assumed:
         yield f"no batch size was given anywhere: the reference's {facts.effective_batch} is assumed"
-    if not facts.effective_batch_held and settings.batch is not None:
+    if not facts.effective_batch_held and not facts.inference and settings.batch is not None:
         found = settings.batch.num_samples
         if found != facts.effective_batch:
             yield (

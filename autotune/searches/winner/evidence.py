@@ -12,7 +12,7 @@ from scipy.special import chdtri, stdtrit
 
 from ...measure import Measurement
 from ...measure.timing.turns import FEWEST_TURNS, trimmed_mean
-from ...plan import Budget, Evidence, Gain, Peak, PhaseName, PhasePeak, Speed
+from ...plan import Budget, Evidence, Gain, Latency, Peak, PhaseName, PhasePeak, Speed
 from ...units import ceil_mib
 from ...workers.outcome import DISTURBED, Turn
 from .by_turns import MOST_ROUNDS_BY_TURNS
@@ -245,8 +245,20 @@ def combine(
             longest=peaks[0].longest,
         ).with_phases(_phases(peaks)),
         compile_s=_rounded(compile_s) if compile_s else None,
-        fits=all(budget.over(peak) is None for peak in peaks),
+        latency=(latency := _latency(repeats)),
+        fits=all(budget.over(peak) is None for peak in peaks) and not (latency and latency.exceeds(budget)),
     )
+
+
+def _latency(repeats: Sequence[Measurement]) -> Latency | None:
+    """The largest of the repeats."""
+    found = [one.latency for one in repeats if one.latency is not None]
+    if not found:
+        return None
+    median_s, p95_s = (
+        _rounded(max(values)) for values in zip(*((one.median_s, one.p95_s) for one in found), strict=True)
+    )
+    return Latency(median_s=median_s, p95_s=p95_s)
 
 
 def _spread(peaks: Sequence[Peak]) -> int | None:

@@ -105,7 +105,10 @@ class _Finals:
         if reference not in self.session.feasible or (self._reference_failed and not runs):
             return False
         assert reference is not None
-        if any(self.session.budget.of_job(run.peak.process).over(run.peak) for run in runs):
+        budget = self.session.budget
+        if any(budget.of_job(run.peak.process).over(run.peak) for run in runs):
+            return False
+        if any(run.latency is not None and run.latency.exceeds(budget) for run in runs):
             return False
         ratios = [ratio for pair in undisturbed(rounds) if (ratio := pair.log_ratio) is not None]
         if ratios:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 
 from ...errors import NothingFits
-from ...plan import Budget, Peak
+from ...plan import Budget, Latency, Peak
 from ...techniques import Settings
 from ...techniques.batch import refused_split
-from ...units import ceil_mib, format_bytes
+from ...units import ceil_mib, format_bytes, format_latency
 from ...workers import Measured, OutOfMemory
 from ..budget import limits_words
 from ..session import Session
@@ -23,7 +24,7 @@ def nothing_fits(session: Session) -> NothingFits:
         head += f" within {limits} (margin {budget.margin:.0%})"
     lines = [f"{head}."]
     infeasible = [*(row for row in tried if not row.verdict.feasible), *session.study.fallen]
-    misses = [(peak, row) for row in infeasible if (peak := _miss(row)) is not None]
+    misses = [(peak, row) for row in infeasible if (peak := _miss(row, budget)) is not None]
     # One that was ended at its limit needs more than was seen of it: it says nothing of the budget that admits it.
     whole = [(peak, row) for peak, row in misses if isinstance(row.outcome, Measured)]
     helps = []
@@ -40,7 +41,13 @@ def nothing_fits(session: Session) -> NothingFits:
         peak, nearest = min(misses, key=lambda miss: _ratio(budget, miss[0]))
         seen = _size(budget, peak)
         lines.append(f"Nearest miss: more than {seen}, where it was ended, with {in_words(nearest.settings)}.")
-    else:
+    slow = [(found.p95_s, row) for row in infeasible if (found := _slow(row, budget)) is not None]
+    if slow:
+        seconds, nearest = min(slow, key=lambda miss: miss[0])
+        takes = f"95 of 100 batches take up to {format_latency(seconds)}"
+        lines.append(f"Nearest miss: {takes} with {in_words(nearest.settings)}.")
+        helps.append(f"--max-latency {math.ceil(seconds * 1e6) / 1e3:g}ms would admit it")
+    if not misses and not slow:
         lines += [f"Trial {row.number}: {row.verdict.reason}." for row in infeasible]
     if misses and (refused := refused_split(session.facts)) is not None:
         helps.append(refused)
@@ -68,7 +75,16 @@ def _size(budget: Budget, peak: Peak) -> str:
     return format_bytes(ceil_mib(peak.process))
 
 
-def _miss(row: Tried) -> Peak | None:
+def _slow(row: Tried, budget: Budget) -> Latency | None:
+    """The latency of a trial that is unusable for it alone; None for any other."""
+    if row.verdict.over_memory or not isinstance(row.outcome, Measured):
+        return None
+    found = row.outcome.measurement
+    is_usable = not found.parity.is_other_training and found.leak_bytes_per_step is None
+    return found.latency if is_usable and found.latency is not None and found.latency.exceeds(budget) else None
+
+
+def _miss(row: Tried, budget: Budget) -> Peak | None:
     """The peak of a trial that is unusable for its memory alone; None for any other."""
     if not row.verdict.over_memory:
         return None
@@ -77,5 +93,6 @@ def _miss(row: Tried) -> Peak | None:
         return Peak(process=0, host=seen) if row.outcome.of_host else Peak(process=seen)
     assert isinstance(row.outcome, Measured)
     measurement = row.outcome.measurement
-    usable = not measurement.parity.is_other_training and measurement.leak_bytes_per_step is None
+    is_slow = measurement.latency is not None and measurement.latency.exceeds(budget)
+    usable = not is_slow and not measurement.parity.is_other_training and measurement.leak_bytes_per_step is None
     return measurement.peak if usable else None

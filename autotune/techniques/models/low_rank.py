@@ -27,6 +27,7 @@ class LowRank(Lossy):
     """
 
     name: ClassVar[str] = "low_rank"
+    not_in_inference: ClassVar[str] = "what is cut recovers by training"
     stage: ClassVar[Stage] = Stage.LOW_RANK
     purposes: ClassVar[Mapping[str, str]] = {
         "none": "Leaves linear layers as they are.",

@@ -39,6 +39,7 @@ class Pruning(Lossy):
     """
 
     name: ClassVar[str] = "pruning"
+    not_in_inference: ClassVar[str] = "what is cut recovers by training"
     goes_by: ClassVar[str | None] = "cut convolutions"
     stage: ClassVar[Stage] = Stage.PRUNING
     purposes: ClassVar[Mapping[str, str]] = {

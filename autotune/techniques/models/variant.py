@@ -25,6 +25,7 @@ class Variant(Lossy):
     """Train another model that the task offers, such as a narrower one, from its own initial weights."""
 
     name: ClassVar[str] = "variant"
+    not_in_inference: ClassVar[str] = "it is judged after training"
     stage: ClassVar[Stage] = Stage.MODEL
     not_in_scripts: ClassVar[str] = "the script builds its own model"
 

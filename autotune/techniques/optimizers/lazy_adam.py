@@ -24,6 +24,7 @@ class LazyAdam(Rows, Lossy):
     """
 
     name: ClassVar[str] = "lazy_adam"
+    not_in_inference: ClassVar[str] = "there is no optimizer"
     purposes: ClassVar[Mapping[str, str]] = {
         "none": "Updates every row of an embedding at each step.",
         "rows": "Updates only the rows of an embedding that a batch used: averages and weight decay leave the others "

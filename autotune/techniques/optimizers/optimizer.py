@@ -25,6 +25,7 @@ class Optimizer(Technique):
     """How the user's optimizer computes its update; which optimizer, and its hyper-parameters, stay the user's."""
 
     name: ClassVar[str] = "optimizer"
+    not_in_inference: ClassVar[str] = "there is no optimizer"
     stage: ClassVar[Stage] = Stage.OPTIMIZER
     affects: ClassVar[frozenset[Effect]] = frozenset({"update"})
     purposes: ClassVar[Mapping[str, str]] = {

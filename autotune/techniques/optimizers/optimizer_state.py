@@ -49,6 +49,7 @@ class OptimizerState(Technique):
     """
 
     name: ClassVar[str] = "optimizer_state"
+    not_in_inference: ClassVar[str] = "there is no optimizer"
     goes_by: ClassVar[str | None] = "optimizer state"
     stage: ClassVar[Stage] = Stage.OPTIMIZER
     affects: ClassVar[frozenset[Effect]] = Affects({"tensors"}, {"factored"})  # type: ignore[assignment]

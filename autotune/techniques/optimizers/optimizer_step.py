@@ -35,6 +35,7 @@ class OptimizerStep(Technique):
     """
 
     name: ClassVar[str] = "optimizer_step"
+    not_in_inference: ClassVar[str] = "there is no optimizer"
     goes_by: ClassVar[str | None] = "steps in backward"
     stage: ClassVar[Stage] = Stage.OPTIMIZER
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors"})

@@ -28,6 +28,7 @@ class SparseGradients(Rows):
     """
 
     name: ClassVar[str] = "sparse_gradients"
+    not_in_inference: ClassVar[str] = "there are no gradients"
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update"})
     purposes: ClassVar[Mapping[str, str]] = {
         "sparse": "Makes and updates only the rows of an embedding that a batch used; the others would not change.",

@@ -132,6 +132,8 @@ class Technique(BaseModel):
     """The feature of private parts that it cannot do without (``internals.FEATURES``); None where it needs none."""
     rewrites: ClassVar[bool] = False
     """Whether it gives modules another forward, which a model that is compiled already does not come to."""
+    not_in_inference: ClassVar[str | None] = None
+    """Why a plan for inference leaves it out, in words; None where it may have it."""
     not_in_scripts: ClassVar[str | None] = None
     """Why a search leaves it out of an unedited script, in words; None where it may be tried there."""
 

@@ -154,6 +154,8 @@ class Facts(_Frozen):
     """The smaller side of the linear layer where that is largest, of those that can be factorised."""
     frozen_bytes: int = 0
     """Of the weights of linear layers and embeddings that do not train."""
+    linear_numbers: int = 0
+    """Weights of linear layers that could multiply integers."""
     num_feed_forwards: int = 0
     """Modules of it that compute each position of a sequence by itself, and are wider inside."""
     reversible_blocks: tuple[str, ...] = ()
@@ -228,6 +230,8 @@ class Facts(_Frozen):
     """Whether that was computed in half precision, so that rounding is part of it."""
     allow_lossy: bool = True
     """Whether the user allows techniques that change what the model computes."""
+    inference: bool = False
+    """Whether the job is inference."""
     evaluates: bool = False
     """Whether the task says how good a model is."""
     evaluation_batch: int | None = None

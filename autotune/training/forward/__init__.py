@@ -1,0 +1,1 @@
+"""A plan for inference, applied to a task."""
