@@ -31,6 +31,7 @@ class Reversible(Technique):
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
     rewrites: ClassVar[bool] = True
+    not_in_inference: ClassVar[str] = "it saves what backward needs"
     not_in_scripts: ClassVar[str | None] = "a task alone says which blocks are reversible"
     purposes: ClassVar[Mapping[str, str]] = {
         "blocks": "Finds what reversible blocks were given from what they gave, in backward, and keeps none of it.",

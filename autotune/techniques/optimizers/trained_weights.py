@@ -44,6 +44,7 @@ class TrainedWeights(Lossy):
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code", "function"})
     trades_time: ClassVar[bool] = True
     only_where_listed: ClassVar[bool] = True
+    not_in_inference: ClassVar[str] = "nothing is trained"
     not_in_scripts: ClassVar[str] = "the script may read its weights, whose dtype would be another"
     purposes: ClassVar[Mapping[str, str]] = {
         "none": "Leaves weights as they are.",
