@@ -39,7 +39,8 @@ def facts_words(facts: Facts) -> str:
     held = ", varying" if facts.batch_varies else held
     own = Batch.reference(facts)
     cut = f" ({_cut(own)})" if own.accumulate > 1 and not facts.batch_varies else ""
-    parts.append(f"batch {facts.effective_batch}{held}{cut}")
+    by_flag = facts.token_flag is not None
+    parts.append(own.describe() if by_flag else f"batch {facts.effective_batch}{held}{cut}")
     if facts.ranks > 1:
         parts.append(f"{facts.shared_by} over {facts.ranks} processes")
     if facts.inference:

@@ -29,7 +29,7 @@ def run_here(path, monkeypatch, *arguments, observe=None, plan=None, task=None, 
         hooks.remove()
 
 
-def look_here(path, monkeypatch):
+def look_here(path, monkeypatch, **options):
     """The script's facts, or why it is refused."""
     found, looks = [], []
 
@@ -38,7 +38,7 @@ def look_here(path, monkeypatch):
         raise SystemExit(0)
 
     def observe(in_script):
-        request = InspectRequest(id="x", task="script.py", device="cpu", options=InspectOptions())
+        request = InspectRequest(id="x", task="script.py", device="cpu", options=InspectOptions(**options))
         looks.append(Look(request, in_script, 1, answer))
         return looks[0]
 

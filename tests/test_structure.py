@@ -318,6 +318,7 @@ CAUGHT = {
     "pruning/surgery.py": "a user's model, or torch-pruning: a PlanError that names it",
     "script/launch.py": "a script: it ends as it would under Python",
     "script/plan/loader_row.py": "a user's dataset: no cache, with the reason",
+    "script/trial/extents.py": "a user's batch sampler, and its dataset: what they tell is left out",
     "script/trial/look.py": "a user's dataset that cannot be read alone: its facts stay unknown",
     "service/runner.py": "a bug in one search ends no other, and is logged",
     "service/web/following.py": "all who wait for an answer are told",

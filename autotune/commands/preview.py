@@ -13,9 +13,9 @@ from ..search_spaces import load_space
 from ..searches.budget import asked, check_possible
 from ..searches.event_base import Event
 from ..searches.options import SearchOptions
-from ..searches.own_flags import by_own_flags, told_early
+from ..searches.own_flags import by_own_flags, may_be_in_tokens, told_early
 from ..searches.predicted.duration import expected, likely_trials
-from ..searches.requests import inspected, reference_settings
+from ..searches.requests import inspect, inspected, reference_settings
 from ..searches.time_budget import TimeBudget
 from ..techniques import Facts
 from ..workers import Executor
@@ -63,8 +63,10 @@ def preview_search(
         ConfigurationSpace,  # it takes a moment, and something is shown by now
     )
 
-    found = inspected(options, executor, time_budget, space=space)
-    options, facts = by_own_flags(options, found.facts)
+    found = inspected(options, executor, time_budget, space=space, in_tokens=may_be_in_tokens(options))
+    options, facts = by_own_flags(
+        options, found.facts, lambda other: inspect(other, executor, time_budget, in_tokens=True), observe
+    )
     check_possible(asked(options), facts)
     choices = space.choices(facts)
     configurations = ConfigurationSpace(choices, reference_settings(facts), facts.num_blocks, precision=facts.precision)

@@ -146,7 +146,9 @@ def verify_plan(
         max_quality_drop=ANY_DROP if plan.inference is None else None,
         inference=plan.inference is not None,
     )
-    facts = inspect(options, executor, time_budget)
+    batch = plan.settings.batch
+    in_tokens = batch is not None and batch.flag is not None
+    facts = inspect(options, executor, time_budget, in_tokens=in_tokens)
     say(f"task: {facts_words(facts)}")
     say(f"settings: {settings_words(plan.settings, facts)}")
     warnings = tuple(_differences(plan, facts))
@@ -201,7 +203,12 @@ def _reference(requests: Requests, executor: Executor, time_budget: TimeBudget, 
 
 def _differences(plan: Plan, facts: Facts) -> Iterator[str]:
     batch = plan.settings.batch
-    if batch is not None and facts.effective_batch_held and batch.num_samples != facts.effective_batch:
+    if (
+        batch is not None
+        and batch.flag is None
+        and facts.effective_batch_held
+        and batch.num_samples != facts.effective_batch
+    ):
         yield (
             f"an optimizer step of the plan sees {batch.num_samples} samples, and the task's batch size is "
             f"{facts.effective_batch}"

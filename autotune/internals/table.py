@@ -241,6 +241,7 @@ FEATURES: tuple[Feature, ...] = (
             f"{_LOADER}._BaseDataLoaderIter.__next__",
             f"{_LOADER}._BaseDataLoaderIter.__init__:_index_sampler",
             f"{_LOADER}._BaseDataLoaderIter.__init__:_num_yielded",
+            f"{_LOADER}._BaseDataLoaderIter.__init__:_sampler_iter",
             "torch._dynamo.eval_frame.OptimizedModule.__init__:_orig_mod",
             "torch._dynamo.utils.counters",
         ),

@@ -45,6 +45,8 @@ class InspectOptions(_Frozen):
     """Run the model and time the loader; False leaves unknown what only that tells."""
     inference: bool = False
     """``--inference``."""
+    in_tokens: bool = False
+    """Of a script: look at more of its batches, since its command, or a plan, has a flag for their tokens."""
     tries: dict[str, tuple[Settings, ...]] = {}
     """Changes of what the model computes that are made to it once, by technique, each alone; empty is what ``auto``
     has. What cannot be made is said."""

@@ -18,6 +18,8 @@ from .distributed_launch import MODULE, is_python, launch_of
 
 BATCH = ("batch.micro", "batch.accumulate")
 """Placeholders of what a script trains on, in braces."""
+TOKENS = "batch.tokens"
+"""Of the tokens of a forward pass, where a script makes its batches by these."""
 EVALUATION = "evaluation.batch"
 """Of the samples that it evaluates at once, in each process."""
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\.([a-z_]+)(?:=(\d+))?\}")
@@ -148,7 +150,7 @@ def placeholders(command: Sequence[str]) -> frozenset[str]:
     Raises:
         UserError: it has another technique's in braces.
     """
-    known = {*BATCH, EVALUATION}
+    known = {*BATCH, TOKENS, EVALUATION}
     found = {match for word in command for match in _PLACEHOLDER.findall(word)}
     names = {f"{part}.{key}" for part, key, _ in found if part in (*TECHNIQUES, "evaluation")}
     if unknown := sorted(names - known):
@@ -191,10 +193,19 @@ def own_batch(command: Sequence[str], effective: int | None = None) -> Batch | N
     Raises:
         UserError: they state none.
     """
-    if not (names := placeholders(command) & {*BATCH}):
+    if not (names := placeholders(command) & {*BATCH, TOKENS}):
         return None
     stated = _stated(command)
     micro, accumulate = stated.get("batch.micro"), stated.get("batch.accumulate", 1)
+    if TOKENS in names:
+        if not (tokens := stated.get(TOKENS)):
+            if effective is not None:
+                return None
+            raise UserError(
+                "{batch.tokens}: how many tokens has a batch of the job today, at most? Write it into the braces: "
+                "{batch.tokens=4096}."
+            )
+        return Batch(micro=1, accumulate=accumulate, tokens=tokens, flag=token_flag(command))
     if "batch.micro" in names and micro is None:
         if effective is None:
             raise UserError(
@@ -203,6 +214,13 @@ def own_batch(command: Sequence[str], effective: int | None = None) -> Batch | N
             )
         micro = effective // accumulate
     return Batch(micro=micro or 1, accumulate=accumulate)
+
+
+def token_flag(command: Sequence[str]) -> str:
+    """The flag that has the placeholder of tokens: ``--max-tokens``."""
+    place = next(place for place, word in enumerate(command) if TOKENS in placeholders([word]))
+    before = command[place].partition("{")[0]
+    return before.removesuffix("=") or command[place - 1]
 
 
 def script_name(command: Sequence[str]) -> str:
@@ -252,8 +270,8 @@ def filled(command: Sequence[str], batch: Batch | None, evaluation: int | None =
         UserError: the plan has no batch, or one that a script cannot be told of.
     """
     values = {EVALUATION: evaluation or own_evaluation(command)}
-    if placeholders(command) & {*BATCH}:
-        values |= _values_of(batch)
+    if names := placeholders(command) & {*BATCH, TOKENS}:
+        values |= _values_of(batch, TOKENS in names)
 
     def value(match: re.Match[str]) -> str:
         return str(values.get(f"{match[1]}.{match[2]}", match[0]))
@@ -261,12 +279,19 @@ def filled(command: Sequence[str], batch: Batch | None, evaluation: int | None =
     return [_PLACEHOLDER.sub(value, word) for word in command]
 
 
-def _values_of(batch: Batch | None) -> dict[str, int | None]:
+def _values_of(batch: Batch | None, in_tokens: bool) -> dict[str, int | None]:
     if batch is None:
         raise UserError("the command has {batch.micro} or {batch.accumulate} in it, but the plan states no batch.")
+    if in_tokens != (batch.flag is not None):
+        states = "tokens by a flag" if batch.flag is not None else "samples"
+        raise UserError(
+            f"the plan states {states} ({batch.describe()}), and the command has "
+            f"{'{batch.tokens}' if in_tokens else '{batch.micro} or {batch.accumulate} without {batch.tokens}'} in it. "
+            "Write the flags as they stood in the search: the plan's notes have them."
+        )
     if batch.effective is not None:
         raise UserError(
             f"the plan's last micro-batch is smaller ({batch.describe()}), which {{batch.micro}} and "
             "{batch.accumulate} cannot say. Search again with a batch size that is a power of two."
         )
-    return {"batch.micro": batch.micro, "batch.accumulate": batch.accumulate}
+    return {"batch.micro": batch.micro, "batch.accumulate": batch.accumulate, TOKENS: batch.tokens}

@@ -7,8 +7,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..techniques.batch import Batch
-from .command import ADD_PATH, BATCH, EVALUATION, filled, own_batch, own_evaluation, placeholders, under_launcher
-from .parsers import has_both, makes_up_total, stands_for
+from .command import (
+    ADD_PATH,
+    BATCH,
+    EVALUATION,
+    TOKENS,
+    filled,
+    own_batch,
+    own_evaluation,
+    placeholders,
+    under_launcher,
+)
+from .parsers import bare, counts_tokens, has_both, makes_up_total, stands_for
 
 _WITH_VALUE = re.compile(r"((?:-|\+){0,2}[A-Za-z][\w.-]*=)([1-9]\d*)")
 _FLAG, _NUMBER = re.compile(r"--?[A-Za-z][\w.-]*"), re.compile(r"[1-9]\d*")
@@ -74,6 +84,39 @@ def with_placeholders(command: Sequence[str], own: Batch | None = None) -> list[
     return words if is_own else None
 
 
+def with_tokens(command: Sequence[str], flag: str | None = None) -> list[str] | None:
+    """The command with placeholders for the tokens of a batch and for accumulation: ``--max-tokens 4096`` becomes
+    ``--max-tokens {batch.tokens=4096}``.
+
+    Args:
+        command: as the user gave it.
+        flag: that a plan names; None is one that is known.
+
+    Returns:
+        None where it has placeholders, or not one flag for each with a whole number.
+    """
+    start = _own_words(command)
+    if start is None or placeholders(command) & {*BATCH, TOKENS}:
+        return None
+    words = command[start:]
+    named = bare(flag) if flag is not None else None
+    if named is None and counts_tokens(words):
+        named = next((bare(word.partition("=")[0]) for word in words if _means(word) == BATCH[0]), None)
+    words, found = _put(command, start, (TOKENS, BATCH[1]), tokens=named)
+    return words if all(len(places) == 1 for places in found.values()) else None
+
+
+def _means(word: str) -> str | None:
+    return stands_for(word.partition("=")[0])
+
+
+def states_tokens(words: Sequence[str], batch: Batch) -> bool:
+    """Whether a command has a plan's flag for tokens, with the plan's number."""
+    assert batch.flag is not None, "it is a plan of tokens"
+    named = (_read(words, place) for place in range(len(words)))
+    return any(bare(flag) == bare(batch.flag) and value == str(batch.tokens) for flag, value in named if flag)
+
+
 def with_evaluation(command: Sequence[str]) -> list[str] | None:
     """The command with a placeholder for the evaluation batch that a known flag states: ``--eval-batch-size 8`` becomes
     ``--eval-batch-size {evaluation.batch=8}``; None where it has that placeholder, or not one such flag."""
@@ -94,15 +137,15 @@ def _own_words(command: Sequence[str]) -> int | None:
 
 
 def _put(
-    command: Sequence[str], start: int, names: Sequence[str], numbers_alone: bool = True
+    command: Sequence[str], start: int, names: Sequence[str], numbers_alone: bool = True, tokens: str | None = None
 ) -> tuple[list[str], dict[str, list[int]]]:
     """The command with placeholders of these names in the flags that are known, and where those are; also of flags
-    without a whole number, unless ``numbers_alone``."""
+    without a whole number, unless ``numbers_alone``. ``tokens`` is a bare name that is taken for the tokens' flag."""
     words: list[str] = list(command)
     found: dict[str, list[int]] = {name: [] for name in names}
     for place in range(start, len(command)):
         flag, value = _read(command, place)
-        name = stands_for(flag)
+        name = stands_for(flag) if tokens is None or not flag or bare(flag) != tokens else TOKENS
         if name is None or name not in found or (value is None and numbers_alone):
             continue
         found[name].append(place)
@@ -130,7 +173,7 @@ def fill(command: Sequence[str], batch: Batch | None, evaluation: int | None = N
     Raises:
         UserError: the plan has no batch for a placeholder, or one that a script cannot be told of.
     """
-    guessed = with_placeholders(command) if batch is not None and batch.effective is None else None
+    guessed = _with_batch(command, batch) if batch is not None and batch.effective is None else None
     words = list(command) if guessed is None or own_batch(guessed) == batch else guessed
     guessed = with_evaluation(words) if evaluation is not None else None
     words = words if guessed is None or own_evaluation(guessed) == evaluation else guessed
@@ -138,6 +181,12 @@ def fill(command: Sequence[str], batch: Batch | None, evaluation: int | None = N
     if list(command) in (words, whole):
         return whole, None
     return whole, f"the plan's batch is in the script's own flags: {flags_of(words, whole)}."
+
+
+def _with_batch(command: Sequence[str], batch: Batch) -> list[str] | None:
+    """The command with placeholders for what a plan states of the batch, in the flags that are known; None where it
+    has none, or its own."""
+    return with_placeholders(command) if batch.flag is None else with_tokens(command, batch.flag)
 
 
 def is_split_otherwise(command: Sequence[str], batch: Batch | None) -> bool:
@@ -150,10 +199,12 @@ def is_split_otherwise(command: Sequence[str], batch: Batch | None) -> bool:
     """
     if batch is None or batch.accumulate == 1:
         return False
-    words = with_placeholders(command) or command
+    words = _with_batch(command, batch) or command
     own, names = own_batch(words, batch.num_samples), placeholders(words)
     if own is None:
         return False
+    if TOKENS in names:
+        return own.tokens != batch.tokens
     return own.micro != batch.micro if BATCH[0] in names else own.accumulate != batch.accumulate
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..techniques.batch import Batch
@@ -10,13 +10,14 @@ from ..techniques.batch import Batch
 
 @dataclass(frozen=True)
 class Parser:
-    """How a script's parser calls micro-batch, accumulation and evaluation batch, with its dashes; ``=`` at the end
-    joins the value."""
+    """How a script's parser calls micro-batch, accumulation, evaluation batch and tokens of a batch, with its dashes;
+    ``=`` at the end joins the value."""
 
     micro: tuple[str, ...] = ()
     """The first is the one that is written."""
     accumulate: tuple[str, ...] = ()
     evaluation: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
     takes_both: bool = False
     """Whoever takes the one takes the other too, which is 1 where it is left out."""
 
@@ -44,13 +45,19 @@ _OTHERS = Parser(
         *("--per-gpu-batch-size", "--per-gpu-train-batch-size", "--train-batch-size"),
     ),
     (
-        *("--acc-steps", "--accum", "--accum-grad", "--accum-iter", "--accum-steps", "--accumulate"),
+        *("--acc-steps", "--accum", "--accum-count", "--accum-grad", "--accum-iter", "--accum-steps", "--accumulate"),
         *("--accumulate-steps", "--accumulation-steps", "--grad-acc-steps", "--grad-accum", "--grad-accum-every"),
         *("--grad-accumulation-steps", "--gradient-accumulate-every", "--gradient-accumulation", "--update-freq"),
     ),
     ("--eval-batch-size", "--val-batch-size", "--test-batch-size"),
+    (
+        *("--max-tokens", "--max-tokens-per-batch", "--max-batch-tokens", "--batch-tokens", "--tokens-per-batch"),
+        *("--token-batch-size", "--max-frames", "--batch-bins"),
+    ),
 )
 _PARSERS = (TRAINING_ARGUMENTS, ACCELERATE, TIMM, NANOGPT, _LIGHTNING, _OTHERS)
+_KIND = "batch_type"
+"""The flag that says what OpenNMT's batch size counts."""
 _TOTALS = ("--effective-batch-size", "--global-batch-size", "--total-batch-size")
 """Of scripts that accumulate up to a total: more passes as the micro-batch gets smaller."""
 
@@ -65,13 +72,15 @@ _MEANINGS = {
     **{bare(flag): "batch.micro" for parser in _PARSERS for flag in parser.micro},
     **{bare(flag): "batch.accumulate" for parser in _PARSERS for flag in parser.accumulate},
     **{bare(flag): "evaluation.batch" for parser in _PARSERS for flag in parser.evaluation},
+    **{bare(flag): "batch.tokens" for parser in _PARSERS for flag in parser.tokens},
 }
 _BOTH = {bare(flag): parser for parser in _PARSERS if parser.takes_both for flag in parser.micro}
 _IS_TOTAL = {bare(flag) for flag in _TOTALS}
 
 
 def stands_for(flag: str) -> str | None:
-    """``batch.micro``, ``batch.accumulate`` or ``evaluation.batch``; None for a flag that is not known."""
+    """``batch.micro``, ``batch.accumulate``, ``batch.tokens`` or ``evaluation.batch``; None for a flag that is not
+    known."""
     return _MEANINGS.get(bare(flag))
 
 
@@ -84,6 +93,16 @@ def has_both(flag: str) -> str | None:
 def makes_up_total(words: Iterable[str]) -> bool:
     """Whether the flags of a command have a script accumulate up to a total, whatever its micro-batch."""
     return any(bare(word.partition("=")[0]) in _IS_TOTAL for word in words)
+
+
+def counts_tokens(words: Sequence[str]) -> bool:
+    """Whether the flags of a command say that the number of its batch is one of tokens: ``--batch_type tokens``."""
+    pairs = [word.partition("=") for word in words]
+    said = [
+        (bare(flag), value if equals else (*words[place + 1 :], "")[0])
+        for place, (flag, equals, value) in enumerate(pairs)
+    ]
+    return any(flag == _KIND and value.startswith("tok") for flag, value in said)
 
 
 def _stated(name: str, value: int) -> str:

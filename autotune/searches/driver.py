@@ -25,9 +25,9 @@ from .doubt import Doubt
 from .event_base import Event
 from .events import INTERRUPTED, QualityKnown, SearchStarted, Stopped, TaskRead, TrialEnded
 from .options import MeasuredBy, SearchOptions
-from .own_flags import batch_stays, by_own_flags, told_early
+from .own_flags import batch_stays, by_own_flags, may_be_in_tokens, told_early
 from .predicted.cuts import find_cuts
-from .requests import inspected, reference_settings
+from .requests import inspect, inspected, reference_settings
 from .sampler.candidates import Candidates
 from .sampler.configuration_space import NOT_JUDGED, ConfigurationSpace
 from .session import Known, Session, take_others, take_reference
@@ -96,9 +96,11 @@ def _run(
     space = load_space(options.preset)
     for note in told_early(options, space):
         observe(note)
-    found = inspected(options, executor, time_budget, space=space)
+    found = inspected(options, executor, time_budget, space=space, in_tokens=may_be_in_tokens(options))
     time_budget.read_s = found.seconds
-    options, facts = by_own_flags(options, found.facts)
+    options, facts = by_own_flags(
+        options, found.facts, lambda other: inspect(other, executor, time_budget, in_tokens=True), observe
+    )
     found = found.model_copy(update={"facts": facts})
     observe(TaskRead(found.facts, found.seconds))
     _check_evaluates(options, found.facts)

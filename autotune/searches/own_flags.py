@@ -1,15 +1,18 @@
-"""The batches of a script: by the placeholders of its command, or by its own flags, where they are known."""
+"""The batches of a script: by the placeholders of its command, or by its own flags, where they are known. A flag of
+tokens is proven by a second look at another number, such as half."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ..script.command import BATCH, own_evaluation, placeholders
-from ..script.flags import Flag, flags_of, taken, with_evaluation, with_placeholders
+from ..errors import NothingFits, TaskError
+from ..script.command import BATCH, TOKENS, filled, own_batch, own_evaluation, placeholders
+from ..script.flags import Flag, flags_of, taken, with_evaluation, with_placeholders, with_tokens
 from ..script.parsers import makes_up_total
 from ..search_spaces import SearchSpace
 from ..techniques import Facts
-from ..techniques.batch import Batch
+from ..techniques.batch import OTHER_TOKENS, Batch
+from .event_base import Event
 from .events import Warned
 from .options import SearchOptions
 
@@ -19,9 +22,34 @@ _MEANINGS = {
 }
 
 
-def by_own_flags(options: SearchOptions, facts: Facts) -> tuple[SearchOptions, Facts]:
+def may_be_in_tokens(options: SearchOptions) -> bool:
+    """Whether the command has a flag for the tokens of a batch that a search may change: more of its batches are then
+    looked at."""
+    return options.allow_split and _with_tokens(options) is not None
+
+
+def _with_tokens(options: SearchOptions) -> list[str] | None:
+    """The command with its placeholder for tokens; None where it has no flag for them."""
+    command = options.command
+    if command is None or TOKENS in placeholders(command):
+        return None if command is None else list(command)
+    return with_tokens(command) if options.flags != "off" else None
+
+
+def by_own_flags(
+    options: SearchOptions,
+    facts: Facts,
+    look: Callable[[SearchOptions], Facts],
+    observe: Callable[[Event], None] = lambda event: None,
+) -> tuple[SearchOptions, Facts]:
     """Put placeholders into the command, where its flags state just what the script was seen to train with, and where
     one states what it evaluates with.
+
+    Args:
+        options: with the command.
+        facts: as the script was seen.
+        look: sees it with another command.
+        observe: is told that it is run again.
 
     Returns:
         Options and facts, with the batches searched where they can be; what is to be said of that is in the facts'
@@ -29,12 +57,17 @@ def by_own_flags(options: SearchOptions, facts: Facts) -> tuple[SearchOptions, F
     """
     if options.command is None:
         return options, facts
+    options, facts, why = _by_tokens(options, facts, look, observe)
+    assert options.command is not None, "it is a script's"
     found, batch, left_out = list(options.command), None, dict(facts.left_out)
     own = Batch.reference(facts).share(facts.ranks)
-    if (reason := batch_stays(options, own)) is not None:
+    if facts.token_flag is None and (reason := batch_stays(options, own)) is not None:
         left_out = {"batch": reason, **left_out}
+    if why is not None and "batch" in left_out:
+        left_out["batch"] = why
     if options.flags != "off":
-        batch = None if "batch" in left_out else with_placeholders(found, own)
+        is_done = "batch" in left_out or facts.token_flag is not None
+        batch = None if is_done else with_placeholders(found, own)
         found = with_evaluation(batch or found) or batch or found
     facts = facts.model_copy(update={"left_out": left_out, "evaluation_batch": own_evaluation(found)})
     if found == list(options.command):
@@ -43,6 +76,83 @@ def by_own_flags(options: SearchOptions, facts: Facts) -> tuple[SearchOptions, F
     said = f"the {what} is searched through flags of the script: {flags_of(found)}. --flags off leaves them alone."
     facts = facts.model_copy(update={"warnings": (*facts.warnings, said)})
     return options.model_copy(update={"command": tuple(found)}), facts
+
+
+def _by_tokens(
+    options: SearchOptions,
+    facts: Facts,
+    look: Callable[[SearchOptions], Facts],
+    observe: Callable[[Event], None],
+) -> tuple[SearchOptions, Facts, str | None]:
+    """Have the tokens of a script's batches searched, if a flag of its command is seen to state them.
+
+    Args:
+        options: with the command.
+        facts: as the script was seen.
+        look: sees it with another command.
+        observe: is told that it is run again.
+
+    Returns:
+        Options with placeholders, and facts with ``token_flag``; where it is not seen, without either, and why.
+    """
+    assert options.command is not None, "it is a script's"
+    is_said = TOKENS in placeholders(options.command)
+    command = _with_tokens(options)
+    own = own_batch(command) if command is not None else None
+    may_be = is_said or facts.batch_varies or (facts.token_batches is not None and facts.token_batches.extents)
+    if command is None or own is None or not may_be:
+        return options, facts, None
+    found, why = _proven(options, facts, command, own, look, observe)
+    if found is None:
+        plain = tuple(filled(command, own)) if is_said else options.command
+        why = f"{flags_of(command, filled(command, own))}: {why}"
+        return options.model_copy(update={"command": plain}), facts, why
+    said = f"the batch is searched through flags of the script: {flags_of(command)}. "
+    said += why if is_said else f"{why} --flags off leaves them alone."
+    found = found.model_copy(update={"warnings": (*found.warnings, said)})
+    return options.model_copy(update={"command": tuple(command)}), found, None
+
+
+def _proven(
+    options: SearchOptions,
+    facts: Facts,
+    command: list[str],
+    own: Batch,
+    look: Callable[[SearchOptions], Facts],
+    observe: Callable[[Event], None],
+) -> tuple[Facts | None, str]:
+    """The facts with the flag, and what was seen of it; None where it is not what makes the batches, and why."""
+    assert own.flag is not None, "the command states it"
+    assert own.tokens is not None, "and its number"
+    if not facts.allow_split:
+        return None, OTHER_TOKENS
+    seen_passes = Batch.reference(facts).share(facts.ranks).accumulate
+    if BATCH[1] not in placeholders(command):
+        return None, "a flag for accumulation is wanted too. Write it so: --NAME {batch.accumulate=1}"
+    if own.accumulate != seen_passes:
+        return None, f"accumulation is stated as {own.accumulate}, but {seen_passes} passes to a step were seen"
+    extents = facts.token_batches.extents if facts.token_batches is not None else ()
+    if not extents:
+        return None, "the script's batches, as far as they were seen, are not made by tokens"
+    seen = facts.by_flag(own.flag, own.tokens)
+    if seen is None:
+        most = ", ".join(f"{one.most:,.0f}" for one in extents)
+        return None, f"it states another number than the script's batches have at most ({most} tokens)"
+    if any(one.in_order for one in extents):
+        return None, "the script's batches come by length, so that trials of other tokens would train on other lengths"
+    others = [one.tokens for one in Batch.choices(seen) if one.tokens not in (own.tokens, None)]
+    if not others:
+        return None, "as many tokens in more passes would leave no room for a few of the longest samples in each"
+    other_tokens = max((one for one in others if one < own.tokens), default=min(others))
+    other = tuple(filled(command, own.model_copy(update={"tokens": other_tokens})))
+    observe(Warned(f"the script is run again, with {other_tokens:,} tokens in place of {own.tokens:,}."))
+    try:
+        again = look(options.model_copy(update={"command": other}))
+    except (TaskError, NothingFits) as error:
+        return None, f"with {other_tokens:,} in its place, which would show that it makes the batches, {error}"
+    if again.by_flag(own.flag, other_tokens) is None:
+        return None, f"with {other_tokens:,} in its place the script's batches were not seen to have at most that"
+    return seen, f"With {other_tokens:,} in place of {own.tokens:,} its batches were seen to have at most that."
 
 
 def told_early(options: SearchOptions, space: SearchSpace) -> Iterator[Warned]:
@@ -63,6 +173,8 @@ def batch_stays(options: SearchOptions, own: Batch | None = None) -> str | None:
     """
     command = options.command
     if command is None:
+        return None
+    if own is None and (TOKENS in placeholders(command) or (options.flags != "off" and with_tokens(command))):
         return None
     if placed := placeholders(command) & {*BATCH}:
         return _one_is_missing(command, placed, own)

@@ -126,6 +126,8 @@ class Requests:
     def evaluation_batch(self, settings: Settings) -> int | None:
         """Samples that a trial evaluates at once; None where the task lets none be chosen."""
         today = self.facts.evaluation_batch
+        if settings.batch is not None and settings.batch.flag is not None:  # its samples are a rough number
+            return today
         return min(today, settings.batch.micro) if today is not None and settings.batch is not None else today
 
     def predict_request(
@@ -255,9 +257,15 @@ def exactness(settings: Settings, facts: Facts) -> Exactness:
     return "lossy" if "lossy" in found else "rounding" if "rounding" in found else "exact"
 
 
-def inspect(options: SearchOptions, executor: Executor, time_budget: TimeBudget, runs_model: bool = True) -> Facts:
+def inspect(
+    options: SearchOptions,
+    executor: Executor,
+    time_budget: TimeBudget,
+    runs_model: bool = True,
+    in_tokens: bool = False,
+) -> Facts:
     """Ask a child process for the task's facts: of :func:`inspected`, which see."""
-    return inspected(options, executor, time_budget, runs_model).facts
+    return inspected(options, executor, time_budget, runs_model, in_tokens=in_tokens).facts
 
 
 def inspected(
@@ -266,6 +274,7 @@ def inspected(
     time_budget: TimeBudget,
     runs_model: bool = True,
     space: SearchSpace | None = None,
+    in_tokens: bool = False,
 ) -> Inspected:
     """Ask a child process for the task's facts.
 
@@ -275,6 +284,7 @@ def inspected(
         time_budget: its deadline.
         runs_model: False leaves unknown what only a run tells.
         space: of a search: its changes of what the model computes are tried, where they are allowed.
+        in_tokens: look at more of a script's batches, which it may make by tokens.
 
     Returns:
         Them, with what the task printed and how long it took.
@@ -297,6 +307,7 @@ def inspected(
             allow_lossy=options.max_quality_drop is not None,
             runs_model=runs_model,
             inference=options.inference,
+            in_tokens=in_tokens,
             tries={name: tuple(Settings(**{name: one}) for one in row) for name, row in tries.items()},
         ),
         deadline_s=time_budget.deadline_s(0.0, spare_finalists=False),
@@ -339,6 +350,9 @@ def check_plan(plan: Plan, task: str, facts: Facts) -> Facts:
             f"Search again: `autotune search {task}`."
         )
     batch = plan.settings.batch
+    if batch is not None and batch.flag is not None and batch.tokens is not None:
+        facts = facts.by_flag(batch.flag, batch.tokens, is_proven=True) or facts
+        facts = facts.model_copy(update={"micro_batch": batch.micro})
     facts = facts.model_copy(update={"effective_batch": batch.num_samples}) if batch is not None else facts
     for technique in plan.settings.techniques():
         if (reason := technique.unavailable(facts)) is not None:

@@ -171,7 +171,7 @@ class Session:
         )
         if not (finalist_round is None if compares is None else compares):
             measure = measure.model_copy(update={"parity_batch": None})
-        elif self.not_comparable:
+        elif self.not_comparable or self._groups_otherwise(settings):
             measure = measure.model_copy(update={"sums_only": True})
         spares = finalist_round is None and not is_reference
         deadline_s = self.time_budget.deadline_s(share_s, spares)
@@ -184,6 +184,10 @@ class Session:
         request = request.with_deadline(deadline_s, self.time_budget.room_s(spares))
         seed = request.seed + (finalist_round or 0) * judged
         return request.model_copy(update={"fresh": bool(finalist_round), "seed": seed})
+
+    def _groups_otherwise(self, settings: Settings) -> bool:
+        """Whether an optimizer step sees other samples than the reference's: batches of other tokens have others."""
+        return self.facts.token_flag is not None and settings.batch != self.reference_settings.batch
 
     def to_beat(self, settings: Settings) -> float | None:
         """Samples per second of the fastest so far, as it would run now; None while nothing can be used, or there are

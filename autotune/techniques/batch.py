@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -21,6 +22,13 @@ BY_TOKENS = "batch.tokens: batches are made of samples by their lengths, which t
 
 _MASK_ITEMSIZE = 4
 """Bytes of each element of a mask that attention adds."""
+
+OTHER_TOKENS = "batches of other tokens put other samples into an optimizer step; --allow-split permits it"
+"""Why a script's are left alone."""
+
+_LEAST_OF_LONGEST = 4
+"""Of the longest samples, how many a batch of other tokens has room for at least: of fewer, what is left empty grows,
+and a flag can't be seen to be kept."""
 
 _FREE_GROWTH = (1, 2, 4, 8, 16)
 """Times the assumed batch that a free one may be."""
@@ -49,6 +57,9 @@ class Batch(Technique):
     """Whether the samples of a forward pass are one row of at most ``tokens``, one after the other without padding, for
     models that keep them apart by ``position_ids``. Each time it is applied, a few samples are computed both ways:
     where their gradient is another, since they see each other or count otherwise, it is refused."""
+    flag: str | None = None
+    """Of a script that makes its batches by tokens itself: the flag that states them. A pass then has about ``micro``
+    samples, and a step ``accumulate`` passes. None of any other job."""
 
     @model_validator(mode="before")
     @classmethod
@@ -73,6 +84,12 @@ class Batch(Technique):
         return self
 
     @model_validator(mode="after")
+    def _check_flag(self) -> Batch:
+        if self.flag is not None and (self.tokens is None or self.effective is not None):
+            raise ValueError(f"flag: {self.flag} states tokens, and no samples: write tokens, and leave effective out.")
+        return self
+
+    @model_validator(mode="after")
     def _check_effective(self) -> Batch:
         full = self.micro * self.accumulate
         if self.effective is not None and not full - self.micro < self.effective < full:
@@ -85,6 +102,9 @@ class Batch(Technique):
 
     def describe(self, facts: Facts | None = None) -> str:
         """``micro-batch 64 × 4``."""
+        if self.flag is not None:
+            times = f" × {self.accumulate}" if self.accumulate > 1 else ""
+            return f"batches of at most {self.tokens:,} tokens{times}, by {self.flag}"
         if self.tokens is not None:
             return f"batch {self.num_samples} in {'packed ' if self.packed else ''}passes of {self.tokens:,} tokens"
         if self.accumulate == 1:
@@ -96,6 +116,8 @@ class Batch(Technique):
         """What its numbers are."""
         if self.packed:
             return "Samples in one optimizer step, and how many tokens, without padding, a forward pass takes in a row."
+        if self.flag is not None:
+            return "Tokens in one forward pass, and how many such passes make one optimizer step."
         if self.tokens is not None:
             return "Samples in one optimizer step, and how many tokens, padding counted, a forward pass takes of them."
         return "Samples in one forward pass, and how many such passes make one optimizer step."
@@ -129,7 +151,8 @@ class Batch(Technique):
     @classmethod
     def reference(cls, facts: Facts) -> Batch:
         """The job's own."""
-        return cls.of(facts.effective_batch, facts.micro_batch or facts.effective_batch)
+        own = cls.of(facts.effective_batch, facts.micro_batch or facts.effective_batch)
+        return own if facts.token_flag is None else own.model_copy(update=facts.token_flag.model_dump())
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Batch, ...]:
@@ -138,7 +161,9 @@ class Batch(Technique):
         (``benchmarks.cards --speed``). Each in as many tokens also packed, where samples can be, on a card: on a CPU
         that was slower (``benchmarks.lengths``), and is tried where a space lists it."""
         effective, length = facts.effective_batch, facts.dataset_length
-        if facts.effective_batch_held:
+        if facts.token_flag is not None:
+            found = list(cls._by_flag(facts))
+        elif facts.effective_batch_held:
             own = cls.reference(facts).micro
             held = {effective, own, *_parts(effective, facts.device.type)} if _may_split(facts) else {own}
             found = [cls._held(facts, micro) for micro in held - {own}]
@@ -156,6 +181,26 @@ class Batch(Technique):
         return facts.no_token_batches() is None and _may_split(facts)
 
     @classmethod
+    def _by_flag(cls, facts: Facts) -> Iterator[Batch]:
+        """Of a script: as many tokens in an optimizer step, in twice or half as many passes and so on, while some
+        of the longest samples fit into one; where no lengths are known, in fewer alone. Small to large."""
+        own = cls.reference(facts)
+        assert own.tokens is not None, "it has a flag for them"
+        held = own.tokens * own.accumulate
+        lengths = facts.lengths
+        least = own.tokens if lengths is None else math.ceil(_LEAST_OF_LONGEST * lengths.longest * lengths.stretch)
+        passes = [own.accumulate]
+        while passes[-1] % (2 * facts.ranks) == 0:
+            passes.append(passes[-1] // 2)
+        passes.sort()
+        while held % (2 * passes[-1]) == 0 and held // (2 * passes[-1]) >= least:
+            passes.append(2 * passes[-1])
+        for number in reversed(passes):
+            tokens = held // number
+            micro = max(1, round(own.micro * tokens / own.tokens))
+            yield cls(micro=micro, accumulate=number, tokens=tokens, flag=own.flag)
+
+    @classmethod
     def _held(cls, facts: Facts, micro: int) -> Batch:
         """The held batch in such micro-batches; where lengths are known, in as many tokens as these may have: no more
         passes, each with less padding."""
@@ -171,19 +216,29 @@ class Batch(Technique):
 
     def exactness(self, facts: Facts) -> Exactness:
         """Measured: another split than the job's own is lossy where the gradient of a split batch differs from the
-        whole batch's."""
+        whole batch's. A script puts other samples together where its flag states other tokens."""
+        if self.flag is not None and not self._splits_as(facts):
+            return "lossy"
         return "exact" if self._splits_as(facts) or _split_is_exact(facts) else "lossy"
 
     def unavailable(self, facts: Facts) -> str | None:
-        """A held batch stays; splits that change the gradient need ``--allow-split``; streams, equal micro-batches."""
-        if facts.effective_batch_held and self.num_samples != facts.effective_batch:
+        """A held batch stays; splits that change the gradient, and other tokens of a script's, need ``--allow-split``;
+        streams, equal micro-batches."""
+        if facts.token_flag is not None:
+            if (reason := self._unlike(self.reference(facts))) is not None:
+                return reason
+        elif facts.effective_batch_held and self.num_samples != facts.effective_batch:
             return (
                 f"an optimizer step would see {self.num_samples} samples, but the task's batch of "
                 f"{facts.effective_batch} is held; --effective-batch holds another"
             )
         if self == self.reference(facts):
             return None
-        if self.tokens is not None and (reason := facts.no_token_batches()) is not None:
+        if self.flag is not None and facts.token_flag is None:
+            return f"batch.flag: {self.flag} was not seen to make the job's batches"
+        if self.flag is not None and not facts.allow_split:
+            return OTHER_TOKENS
+        if self.flag is None and self.tokens is not None and (reason := facts.no_token_batches()) is not None:
             return reason
         if not self._splits_as(facts) and not _may_split(facts):
             return (
@@ -200,6 +255,15 @@ class Batch(Technique):
             return f"{self.accumulate} uneven micro-batches cannot be said where the plan goes"
         return None
 
+    def _unlike(self, own: Batch) -> str | None:
+        """Why a script's own step is another, by its tokens; None where it is not."""
+        found, held = ((one.tokens or 0) * one.accumulate for one in (self, own))
+        if self.flag is None:
+            return f"the script makes its batches by {own.flag}, and not of so many samples"
+        if (self.flag, found) == (own.flag, held):
+            return None
+        return f"an optimizer step would see {found:,} tokens by {self.flag}, but {held:,} by {own.flag} are held"
+
     @classmethod
     def left_to(cls, script: ScriptFacts) -> str | None:
         """A plan states one number of samples, each passed back once."""
@@ -209,7 +273,11 @@ class Batch(Technique):
 
     def beyond_script(self) -> str | None:
         """A script makes its batches itself."""
-        return None if self.tokens is None else f"{BY_TOKENS} Train by autotune.apply, or leave tokens out."
+        return (
+            None
+            if self.tokens is None or self.flag is not None
+            else f"{BY_TOKENS} Train by autotune.apply, or leave tokens out."
+        )
 
     def may_hold(self, step_bytes: int, facts: Facts) -> int:
         """Of a packed row, whose prediction is that of padded samples, a mask of all its tokens by all."""
@@ -219,7 +287,7 @@ class Batch(Technique):
         """Whether a forward pass sees what the job's own sees, whatever that is where the batch is free."""
         own = self.reference(facts)
         if self.tokens is not None:
-            return False
+            return self == own
         return self.micro == own.micro if facts.effective_batch_held else self.accumulate == own.accumulate == 1
 
 

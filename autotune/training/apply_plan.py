@@ -102,6 +102,8 @@ def apply(
     dataset = task.build_dataset()
     _check_task(plan, task, model if made is task else None, dataset)
     batch = settings.batch or _shared_out(reference_batch(task, dataset), settings.parallel.num_shares)
+    if batch.flag is not None:
+        raise PlanError(f"settings.batch.flag: a task has no flag {batch.flag}: the plan is a script's. Leave it out.")
     ranks = with_shares(ranks, settings.parallel, batch, model)
     if (reason := settings.having(batch).conflict()) is not None:
         raise PlanError(f"settings: {reason}.")

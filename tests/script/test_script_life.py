@@ -100,3 +100,26 @@ def test_a_script_saves_and_resumes(
 def test_a_framework_saves(body: str, tmp_path: Path, local_executor: Executor, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert "saving" in measured(tmp_path, body, local_executor).measurement.peak.phases
+
+
+AHEAD = """
+loader = DataLoader(TensorDataset(x), 16, sampler=[0] * 4_000_000)
+def ahead(batches):
+    batches = iter(batches)
+    this = next(batches)
+    for following in batches:
+        yield this
+        this = following
+    yield this
+"""
+
+
+def test_a_loop_that_reads_a_batch_ahead_saves_at_the_end_of_its_epoch(
+    tmp_path: Path, local_executor: Executor, monkeypatch: pytest.MonkeyPatch
+):
+    """One more step follows there, of the batch that was read before the epoch ended."""
+    monkeypatch.chdir(tmp_path)
+    loop = LOOP.format(save='torch.save(model.state_dict(), "saved")', load="pass").replace(
+        "in loader", "in ahead(loader)"
+    )
+    assert "saving" in measured(tmp_path, AHEAD + loop, local_executor).measurement.peak.phases

@@ -102,7 +102,7 @@ def test_what_inference_leaves_out():
     """What is about backward, an optimizer, or recovery."""
     assert {name for name, one in TECHNIQUES.items() if one.not_in_inference} == {
         "variant", "pruning", "low_rank", "layers", "checkpointing", "offload", "parallel", "optimizer",
-        "optimizer_state", "optimizer_step", "sparse_gradients", "lazy_adam",
+        "optimizer_state", "optimizer_step", "sparse_gradients", "lazy_adam", "reversible", "trained_weights",
     }  # fmt: skip
 
 

@@ -15,10 +15,12 @@ from ...errors import PlanError
 from ...plan import Plan
 from ...ranks import world_size
 from ...techniques import Settings, Stage
+from ...techniques.batch import Batch
 from ...techniques.data_loading import DataLoading
 from ...techniques.parallel import Parallel
 from ...techniques.support.facts import ScriptFacts
 from ...training.drift import Difference, here, is_strict, other_model, other_shapes, tell
+from ..flags import states_tokens
 from ..refusal import refuse, tell_once, why_no_model
 from ..shards import mismatch, shared_by, unwrapped, wrappers
 
@@ -172,6 +174,9 @@ class InScript:
         if batch is None:
             return
         batch = batch.share(self.plan.settings.parallel.num_shares)
+        if batch.flag is not None:
+            self._check_tokens(batch, num_backwards)
+            return
         is_cut = batch.accumulate > 1 and whole == batch.num_samples  # a loader's batch, by the script itself
         seen = (whole,) if whole and not is_cut else sizes
         if (seen and batch.micro not in seen) or num_backwards != batch.accumulate:
@@ -180,6 +185,18 @@ class InScript:
                 f"the plan trains on {batch.describe()}, but the script on {drew} (samples × backward passes to an "
                 "optimizer step). Give its own flags the plan's: `autotune run plan.yaml -- python train.py "
                 "--batch-size {batch.micro} --grad-accum {batch.accumulate}`."
+            )
+        if self._losses is not None:
+            self._check_split(self._losses, num_backwards)
+
+    def _check_tokens(self, batch: Batch, num_backwards: int) -> None:
+        """The script makes its batches by a flag, which is to state what the plan does."""
+        if not states_tokens(sys.orig_argv, batch) or num_backwards != batch.accumulate:
+            times = f"{num_backwards} backward passes" if num_backwards > 1 else "one backward pass"
+            refuse(
+                f"the plan trains on {batch.describe()}, and the script was not told so, or makes {times} to an "
+                f"optimizer step. Give it the plan's: `autotune run plan.yaml -- python train.py {batch.flag} "
+                "{batch.tokens} --grad-accum {batch.accumulate}`."
             )
         if self._losses is not None:
             self._check_split(self._losses, num_backwards)

@@ -54,18 +54,28 @@ class Boundary:
             trained_on: the loaders of the last step.
             facts: what is known.
         """
-        named = tuple(one for loader in trained_on if (one := self._loaders.named(loader)) is not None)
-        known = facts.identity and facts.identity.model_copy(update={"loaders": named})
-        self._facts, self._trained_on = facts.model_copy(update={"identity": known}), trained_on
+        self.hold(trained_on, facts)
         if (reason := self._why_not()) is not None:
             self._end(reason)
         with undisturbed():
             if not all(self._loaders.is_deterministic(loader) for loader in trained_on):
+                assert self._facts is not None, "it is held"
                 self._facts = self._facts.model_copy(update={"dataset_deterministic": False})
         late = f"the script was not seen to begin a next epoch within {_MOST_S:.0f} s"
         self._waiting = threading.Timer(_MOST_S, self._end, (late,))
         self._waiting.daemon = True
         self._waiting.start()
+
+    def hold(self, trained_on: Sequence[Any], facts: Facts) -> None:
+        """What is known, where no next epoch is awaited.
+
+        Args:
+            trained_on: the loaders of the last step.
+            facts: what is known.
+        """
+        named = tuple(one for loader in trained_on if (one := self._loaders.named(loader)) is not None)
+        known = facts.identity and facts.identity.model_copy(update={"loaders": named})
+        self._facts, self._trained_on = facts.model_copy(update={"identity": known}), trained_on
 
     def _why_not(self) -> str | None:
         if not self._trained_on:

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, default_collate
 from ...errors import Caught
 from ...measure.dataset import DatasetFacts, inspect_dataset
 from ...measure.facts import build_facts
+from ...measure.lengths import find_lengths
 from ...measure.memory import Charge
 from ...measure.timing.loading import LoaderRates, loader_rates
 from ...nested import tensors_in
@@ -26,7 +27,7 @@ from ...task import Task
 from ...techniques import TECHNIQUES, Facts, LoaderSpec, Settings, lost_techniques
 from ...techniques.batch import Batch
 from ...techniques.parallel import Parallel
-from ...techniques.support.facts import num_processors
+from ...techniques.support.facts import TokenBatches, num_processors
 from ...training.data_loader import OPTIONS
 from ...training.fingerprint import identify
 from ...workers import Failed, Outcome
@@ -37,6 +38,7 @@ from ..refusal import why_no_model
 from ..scratch import made_in, made_words
 from ..shards import shared_by, unwrapped
 from .boundary import Boundary
+from .extents import Passes, extents_of
 
 _NUM_STEPS = 3
 """Optimizer steps that are observed; the first is slower than the others."""
@@ -82,10 +84,15 @@ class Look(Observer):
         self._made: str | None = None
         """What each trial is going to make anew before its first step, in words."""
         self._boundary = Boundary(found.data, answer, obstacle)
+        self._shapes = Passes()
+        self._known: tuple[Sequence[Any], Facts, float] | None = None
+        """The loaders and facts of the last step that they are made of, and when that was."""
 
     def forward(self, inputs: Any) -> None:
         """Whether the script has drawn random numbers since the last."""
         super().forward(inputs)
+        if self._request.options.in_tokens:
+            self._shapes.add(inputs)
         self._watch_recurrent(inputs)
         self._before = self._generators()
         self._draws_between = self._draws_between or self._after not in (None, self._before)
@@ -145,8 +152,18 @@ class Look(Observer):
             self._made = made_words(made_in(self._scratch)) if self._scratch is not None else None
             self._began_s, self._began_with, self._num_passes = self._now_s(), self.num_samples, 0
             self._began_seen, self._began_drawn = self._seen, self._drawn
-        if self.num_steps < _NUM_STEPS:
+        if self.num_steps >= _NUM_STEPS and self._known is None:
+            trained_on = self._trained(read)
+            self._known = trained_on, self._facts(optimizer, trained_on), self._now_s()
+        if self._known is None:
             return
+        trained_on, facts, since_s = self._known
+        if not (self._request.options.in_tokens and self._shapes.may_tell_more(self._now_s() - since_s)):
+            self._boundary.await_next(trained_on, self._with_tokens(facts))
+
+    def _trained(self, read: Sequence[Any]) -> Sequence[Any]:
+        """The loaders that are trained on, of those that were read in a step; without a model and backward passes it
+        tells why, and ends the script."""
         if self._found.model is None:
             self._refuse(why_no_model())
         if not self._num_passes:
@@ -157,11 +174,14 @@ class Look(Observer):
             )
         if len(trained_on := self._found.data.in_order(read)) > 0:
             self._found.train_on(trained_on[0])
-        self._boundary.await_next(trained_on, self._facts(optimizer, trained_on))
+        return trained_on
 
     def finish(self) -> Outcome | None:
         """What is known where the script ends by itself, or takes long, before its next epoch; None where that is too
         little."""
+        if self._known is not None and not self._boundary.is_awaited:
+            trained_on, facts, _ = self._known
+            self._boundary.hold(trained_on, self._with_tokens(facts))
         return self._boundary.finish()
 
     def _facts(self, optimizer: torch.optim.Optimizer, trained_on: Sequence[Any]) -> Facts:
@@ -173,16 +193,9 @@ class Look(Observer):
         passes = self._passes()
         accumulate = self._per_step[-1] // passes
         micro = self._micro(accumulate, passes)
-        dataset = loader.dataset if loader is not None else ()
-        collate = None if loader is None or loader.collate_fn is default_collate else loader.collate_fn
+        task = self._task(model)
+        dataset, collate = task.build_dataset(), task.collate
         options = {name: getattr(loader, name) for name in OPTIONS} if loader is not None else {}
-        task = Task(
-            build_model=lambda: model,
-            build_dataset=lambda: dataset,
-            compute_loss=lambda model, batch: batch,
-            collate=collate,
-            loader_options={name: value for name, value in options.items() if value is not None},
-        )
         data = _NO_DATA if loader is None else _read(task, dataset)
         spec = LoaderSpec(dataset, collate, dict(task.loader_options), torch.device(device), user_dataset=dataset)
         batch = Batch(micro=micro, accumulate=accumulate * ranks)
@@ -225,6 +238,32 @@ class Look(Observer):
             not_comparable=self._not_comparable(not is_read or data.deterministic, losses),
             warnings=(*self._warnings(trained_on), *rates.notes),
         )
+
+    def _task(self, model: nn.Module) -> Task:
+        loader = self._found.loader
+        dataset = loader.dataset if loader is not None else ()
+        collate = None if loader is None or loader.collate_fn is default_collate else loader.collate_fn
+        options = {name: getattr(loader, name) for name in OPTIONS} if loader is not None else {}
+        return Task(
+            build_model=lambda: model,
+            build_dataset=lambda: dataset,
+            compute_loss=lambda model, batch: batch,
+            collate=collate,
+            loader_options={name: value for name, value in options.items() if value is not None},
+        )
+
+    def _with_tokens(self, facts: Facts) -> Facts:
+        """The facts with what is seen of batches by tokens, where that is asked for."""
+        if not self._request.options.in_tokens:
+            return facts
+        loader, model, lengths = self._found.loader, unwrapped(self._found.model), None
+        extents = (*(extents_of(loader) if loader is not None else ()), *self._shapes.extents())
+        seen = (self.num_samples - self._began_with) / (self._num_passes * world_size())
+        if extents and loader is not None:
+            with Caught():  # a user's dataset raises what it likes
+                lengths = find_lengths(self._task(model), loader.dataset, facts.dataset_deterministic)
+        found = TokenBatches(micro=max(1, round(seen)), extents=extents, lengths=lengths)
+        return facts.model_copy(update={"token_batches": found})
 
     def _now_s(self) -> float:
         """Once the device has done what was asked of it."""

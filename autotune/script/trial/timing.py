@@ -31,6 +31,7 @@ from ...workers import Measured, NonFinite, Outcome
 from ...workers.request import MeasureRequest
 from ..observer import Observer
 from .life import EpochsEnd
+from .longest import longest_batch
 
 _STEPS_AFTER_FIRST = 2
 """Fewest steps of a warm-up, after the script's first."""
@@ -84,8 +85,20 @@ class ScriptTiming(Observer):
         self._epochs_end = EpochsEnd(life, self._end) if life is not None else None
         self._measured: Measurement | None = None
         """What was timed; None until then."""
+        self._longest = longest_batch(request)
         self._warm_up: WarmUp | None = None
         self._timing: Timing | None = None
+
+    def epoch(self, iterator: Any, loader: Any) -> None:
+        """The longest batch comes first in it, if the one before ended without."""
+        super().epoch(iterator, loader)
+        if self._longest is not None and self._longest.is_awaited and loader in self._loaders_trained_on:
+            self._longest.put_into(iterator, loader)
+
+    def _count(self, draw: Any) -> None:
+        super()._count(draw)
+        if self._longest is not None:
+            self._longest.drawn(draw.iterator)
 
     def evaluated(self, inputs: Any = None) -> None:
         """An evaluation was seen: the peak includes it, and the windows leave it out."""
@@ -161,11 +174,27 @@ class ScriptTiming(Observer):
         elif self._measured is None and self._timing.stepped():
             self._measured = self._timed()
             assert self._measured is not None, "it ends with enough windows"
-            loaders = [one for one in self.drawn_from if one in self._loaders_trained_on]
-            if self._epochs_end is None or not loaders or self._options.is_out(self._measured.stopped):
-                self._end()
-            self._epochs_end.await_next(loaders)
+            if self._longest is not None and not self._options.is_out(self._measured.stopped):
+                for iterator in [one for one in self._trained_on if self._loaders.get(one) in self.drawn_from]:
+                    self._longest.put_into(iterator, self._loaders[iterator])
+            self._go_on_to_end()
+        elif self._longest is not None and self._measured is not None and not self._is_ending:
+            self._go_on_to_end()
         self.drawn_from.clear()
+
+    def _go_on_to_end(self) -> None:
+        """All is timed: once the longest batch was trained on, if one is awaited, the epoch ends, and so the trial."""
+        if (self._longest is not None and self._longest.is_awaited) or self._measured is None:
+            return
+        loaders = [one for one in self.drawn_from if one in self._loaders_trained_on]
+        if self._epochs_end is None or not loaders or self._options.is_out(self._measured.stopped):
+            self._end()
+        self._epochs_end.await_next(loaders)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the epoch's end is awaited."""
+        return self._epochs_end is not None and self._epochs_end.is_awaited
 
     @property
     def is_timed(self) -> bool:
@@ -201,6 +230,8 @@ class ScriptTiming(Observer):
         if self._has_loaded:
             peak = peak.with_phases({**peak.phases, "resuming": PhasePeak(process=peak.process, host=peak.host)})
         said = (*(() if self._has_evaluated else (NO_EVALUATION,)), *of_others(), *measured.warnings)
+        if self._longest is not None and self._longest.is_over:
+            peak = peak.model_copy(update={"longest": self._longest.how})
         update = {"peak": peak, "evaluations": evaluations, "warnings": said}
         return Measured(measurement=measured.model_copy(update=update))
 

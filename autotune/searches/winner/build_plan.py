@@ -279,6 +279,11 @@ def _why_unsure(session: Session, final: Final) -> str | None:
 
 def _batch_notes(session: Session, settings: Settings) -> Iterator[str]:
     facts = session.facts
+    if facts.token_flag is not None and settings.batch != session.reference_settings.batch:
+        yield (
+            "an optimizer step sees as many tokens as before, of other samples: the script puts those together that "
+            f"{facts.token_flag.flag} makes room for"
+        )
     if facts.effective_batch_assumed:
         yield f"no batch size was given anywhere: the reference's {facts.effective_batch} is assumed"
     if not facts.effective_batch_held and not facts.inference and settings.batch is not None:

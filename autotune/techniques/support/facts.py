@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+_FULL, _MARKS = 0.75, 1.1
+"""Least and most that the fullest of a script's token batches has of the tokens that its flag states."""
 
 InTf32 = Literal["matrix products", "convolutions"]
 """Of fp32, what may compute in TF32 on CUDA; with convolutions go recurrent layers."""
@@ -119,6 +123,53 @@ class Lengths(Longest):
         return [[mixed[number % len(mixed)] for number in range(micro)]]
 
 
+class Extent(_Frozen):
+    """Something that a script's batches are as large as, while their samples are now more, now fewer."""
+
+    usual: float
+    """Of a batch, at the median."""
+    most: float
+    """Of a batch that has several samples: a longer one alone may be any size."""
+    stretch: float = Field(default=1.0, gt=0)
+    """How many times a sample's longest side it counts of the sample: more than 1 where it adds several up."""
+
+    in_order: bool = False
+    """Whether batches come by length, so that the first of them are unlike the others."""
+
+    def is_held_to(self, tokens: int) -> bool:
+        """Whether so many tokens are what it stays below: most batches are at least half full, and the fullest nearly.
+        A mark at the start or end of each sample may not count."""
+        return _FULL * tokens <= self.most <= _MARKS * tokens and self.usual >= tokens / 2
+
+
+class TokenBatches(_Frozen):
+    """What a script's batches are seen to be, where it may make them by tokens."""
+
+    micro: int = Field(gt=0)
+    """Samples in a forward pass, at the mean."""
+    extents: tuple[Extent, ...]
+    """What may be the same of them, in tokens."""
+    lengths: Lengths | None = None
+    """Of the samples, where they can be read."""
+
+    def held_to(self, tokens: int) -> Extent | None:
+        """What stays below so many tokens, and comes near them."""
+        return next((one for one in self.extents if one.is_held_to(tokens)), None)
+
+    def exceeds(self, tokens: int) -> bool:
+        """Whether all that was seen is more."""
+        return bool(self.extents) and min(one.most for one in self.extents) > _MARKS * tokens
+
+
+class TokenFlag(_Frozen):
+    """A script's flag for the tokens of its batches."""
+
+    flag: str
+    """As it is written."""
+    tokens: int = Field(gt=0)
+    """In one forward pass, at most."""
+
+
 class Facts(_Frozen):
     """A task's properties, measured without any technique applied."""
 
@@ -212,6 +263,10 @@ class Facts(_Frozen):
     """Samples in one forward pass of the reference; None is all of an optimizer step."""
     batch_varies: bool = False
     """Whether its optimizer steps see now more samples, now fewer, so that these numbers are rough."""
+    token_batches: TokenBatches | None = None
+    """Of a script whose command may state tokens: changes nothing before :meth:`by_flag`."""
+    token_flag: TokenFlag | None = None
+    """Of a script: the flag that was seen to make its batches, so that the numbers of samples are rough."""
     passes: int = 1
     """Of a script: how often each sample is passed back in an optimizer step (SAM: twice)."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
@@ -294,10 +349,34 @@ class Facts(_Frozen):
         reason = self.no_token_batches()
         return reason or (f"batch.packed: {self.no_packing}" if self.no_packing is not None else None)
 
+    def by_flag(self, flag: str, tokens: int, is_proven: bool = False) -> Facts | None:
+        """The facts of a script whose batches have so many tokens by this flag; None where they were seen not to, or,
+        of a flag that a search has proven, to have more."""
+        seen = self.token_batches
+        if seen is None or self.passes > 1:
+            return None
+        found = seen.held_to(tokens)
+        if found is None and (not is_proven or seen.exceeds(tokens)):
+            return None
+        lengths, reasons = seen.lengths, {name: why for name, why in self.left_out.items() if name != "batch"}
+        if lengths is not None and found is not None:
+            lengths = lengths.model_copy(update={"longest": math.ceil(found.stretch * lengths.longest)})
+        passes = self.effective_batch // (self.micro_batch or self.effective_batch)
+        update = {
+            "token_flag": TokenFlag(flag=flag, tokens=tokens),
+            "batch_varies": True,
+            "micro_batch": seen.micro,
+            "effective_batch": seen.micro * passes,
+            "lengths": lengths,
+            "left_out": reasons,
+        }
+        return self.model_copy(update=update)
+
     @property
     def states_batch(self) -> bool:
-        """Whether a plan says the batch: as many samples in each optimizer step, and each of them passed back once."""
-        return not self.batch_varies and self.passes == 1
+        """Whether a plan says the batch: as many samples, or tokens, in each optimizer step, and each of them passed
+        back once."""
+        return self.passes == 1 and (self.token_flag is not None or not self.batch_varies)
 
     @property
     def rounds(self) -> bool:
