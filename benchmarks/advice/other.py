@@ -114,7 +114,7 @@ def predict_card(name: str) -> dict[str, Any]:
 
 OTHERS: dict[str, tuple[Callable[[str], dict[str, Any]], tuple[str, ...]]] = {
     "weights": (measure_weights, (*SHAPES,)),
-    "ranks": (ranks.measure, ("char GPT", "ResNet-50", "ViT")),
+    "ranks": (ranks.measure, ("char GPT", "U-Net", "ViT")),
     "quantized": (count_gradients, ("char GPT", "ViT", "embedding")),
     "predicted": (predict_card, ("char GPT", "ViT", "U-Net", "embedding", "GPT-2")),
 }

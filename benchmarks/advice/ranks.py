@@ -2,7 +2,8 @@
 
     python -m benchmarks.advice --only ranks
 
-Both processes are on this machine, over gloo: bytes hold anywhere, times for a network as fast as memory.
+Both processes are on this machine, over gloo: bytes hold anywhere, times for a network as fast as memory. Of a model
+of several buckets (ResNet-50), torch 2.13's PowerSGD fails over gloo: ranks exchange them in unlike order.
 """
 
 import copy
