@@ -2,8 +2,8 @@
 
     python -m benchmarks.largest --keep   # minutes for each
 
-Models have the width of LLaMA-7B and up to its 32 blocks, and take one text at a time. A peak is what a card is charged,
-with its interval: by tracing a step of AdamW over fake tensors, as ``autotune estimate`` does.
+Models have the width of LLaMA-7B and up to its 32 blocks, and take one text at a time. A peak is what a card is
+charged, with its interval: by tracing a step of AdamW over fake tensors, as ``autotune estimate`` does.
 """
 
 from __future__ import annotations
