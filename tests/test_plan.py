@@ -150,7 +150,7 @@ def test_a_mistake_of_any_length_is_one_short_line_that_a_terminal_only_shows():
     with pytest.raises(PlanError) as caught:
         Plan.from_yaml(f'{HEAD}settings: {{"{key}": 1, precision: {{kind: "{key}"}}}}', "here.yaml")
     lines = str(caught.value).splitlines()
-    assert [line for line in lines if len(line) > 400 or not line.isprintable()] == []  # one names all techniques
+    assert [line for line in lines if len(line) > 450 or not line.isprintable()] == []  # one names all techniques
     assert r"settings.\x1b[31m\u202exxx" in lines[-1]
 
 

@@ -145,6 +145,8 @@ def _any_task(device: Device) -> Facts:
         attention=("sdpa", "eager"),
         num_feed_forwards=1,
         reversible_blocks=("blocks",),
+        inference=True,
+        linear_numbers=1,
         split_error=0.0,
         allow_split=True,
         optimizer="AdamW",

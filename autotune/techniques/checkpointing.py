@@ -28,6 +28,7 @@ class BlocksToChoose(Technique):
     """In a search space: the search chooses which blocks are recomputed, for each batch."""
 
     name: ClassVar[str] = "checkpointing"
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
 
     kind: Literal["chosen"]

@@ -126,7 +126,7 @@ def test_the_split_check_takes_fewer_samples_where_cudnn_has_no_memory(monkeypat
 
     monkeypatch.setattr(inspecting, "measure_split", measured)
     data = SimpleNamespace(samples=[*range(8)])
-    assert inspecting._split(None, nn.Linear(1, 1), data, "cpu") == "split"
+    assert inspecting._split(SimpleNamespace(infers=False), nn.Linear(1, 1), data, "cpu") == "split"
     assert seen == [8, 4, 2]
 
 
@@ -136,7 +136,7 @@ def test_the_split_check_raises_what_is_no_lack_of_memory(monkeypatch):
 
     monkeypatch.setattr(inspecting, "measure_split", measured)
     with pytest.raises(RuntimeError, match="a shape is wrong"):
-        inspecting._split(None, nn.Linear(1, 1), SimpleNamespace(samples=[1, 2]), "cpu")
+        inspecting._split(SimpleNamespace(infers=False), nn.Linear(1, 1), SimpleNamespace(samples=[1, 2]), "cpu")
 
 
 def test_the_micro_batch_is_halved_where_cublas_has_no_memory(monkeypatch):
