@@ -2,8 +2,9 @@
 
     python -m benchmarks.advice --only ranks
 
-Both processes are on this machine, over gloo: bytes hold anywhere, times for a network as fast as memory. Of a model
-of several buckets (ResNet-50), torch 2.13's PowerSGD fails over gloo: ranks exchange them in unlike order.
+Both processes are on this machine, over gloo: bytes hold anywhere, times for a network as fast as memory. Each
+bucket's exchange is waited for: with several at once, torch 2.13's PowerSGD fails over gloo, whose ranks exchange them
+in unlike order.
 """
 
 import copy
@@ -34,6 +35,15 @@ HOOKS = {"fp16": "gradients in fp16", "powerSGD": "PowerSGD, rank 4", "top": "la
 _STEPS, _SETTLED = 60, 10
 _RANK, _PART = 4, 0.01
 _Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]
+
+
+def _waits(hook: _Hook) -> _Hook:
+    def waited(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        found = hook(state, bucket)
+        found.wait()
+        return found
+
+    return waited
 
 
 class Largest:
@@ -120,7 +130,7 @@ class _Step:
 
     def __init__(self, model: nn.Module, task: Task, state: Any, hook: _Hook, rank: int) -> None:
         self._replica = DistributedDataParallel(model)
-        self._replica.register_comm_hook(state, hook)
+        self._replica.register_comm_hook(state, _waits(hook))
         self._task = task
         assert task.build_optimizer is not None, "each job has its own"
         self._optimizer = task.build_optimizer([*model.parameters()])
