@@ -106,7 +106,7 @@ def test_facts_come_from_the_scripts_first_steps(local_executor):
     assert (facts.dataset_length, facts.dataset_kind, facts.dataset_deterministic) == (256, "map", True)
     assert facts.optimizer == "AdamW"
     of_models, of_optimizers = (
-        {"variant", "pruning", "low_rank", "frozen_weights"},
+        {"variant", "pruning", "low_rank", "frozen_weights", "quantization", "reversible"},
         {"optimizer_step", "sparse_gradients", "lazy_adam", "trained_weights"},
     )
     assert facts.left_out.keys() == {*of_models, *of_optimizers, "parallel"}
