@@ -84,17 +84,8 @@ def _by_tokens(
     look: Callable[[SearchOptions], Facts],
     observe: Callable[[Event], None],
 ) -> tuple[SearchOptions, Facts, str | None]:
-    """Have the tokens of a script's batches searched, if a flag of its command is seen to state them.
-
-    Args:
-        options: with the command.
-        facts: as the script was seen.
-        look: sees it with another command.
-        observe: is told that it is run again.
-
-    Returns:
-        Options with placeholders, and facts with ``token_flag``; where it is not seen, without either, and why.
-    """
+    """Have the tokens of a script's batches searched, if a flag of its command is seen to state them: options with
+    placeholders, and facts with ``token_flag``. Else both as they were, and why."""
     assert options.command is not None, "it is a script's"
     is_said = TOKENS in placeholders(options.command)
     command = _with_tokens(options)
