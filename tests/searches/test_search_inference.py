@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -230,9 +231,9 @@ def test_run_leaves_the_plan_to_the_job(monkeypatch, capsys):
     plan().save(Path("plan.yaml"))
     started: list = []
     monkeypatch.setattr("os.execvpe", lambda *asked: started.append(asked))
-    run(Path("plan.yaml"), ["python", "serve.py"])
+    run(Path("plan.yaml"), [sys.executable, "serve.py"])
     ((program, words, environment),) = started
-    assert (program, words) == ("python", ["python", "serve.py"])
+    assert (program, words) == (sys.executable, [sys.executable, "serve.py"])
     assert environment["AUTOTUNE_PLAN"].endswith("plan.yaml")
     assert "is for inference" in capsys.readouterr().err
 
