@@ -102,7 +102,7 @@ class _Declaring:
         """
         from torch import nn
 
-        from .techniques.support.coupling import declare
+        from .techniques.support.reversible.pair import declare
 
         model = self.build()
         if isinstance(model, nn.Module):

@@ -192,6 +192,8 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
     rows, apart = (f"autotune.techniques.support.{name}" for name in ("rows", "apart"))
     on_disk = ("unnamed_file", "kept_content", "offloaded_weight", "offloading", "saved_to_disk")
     file, content, offloaded, offloading, to_disk = (f"autotune.techniques.support.disk.{name}" for name in on_disk)
+    of_reversible = (f"autotune.techniques.support.reversible.{name}" for name in ("calls", "pair", "coupling"))
+    calls, pair, coupling = of_reversible
     below = ("internals.fake_tensors", "errors", "units")
     allowed = {f"autotune.{name}" for name in (*support, "techniques.Settings", *below)}
     for path in (PACKAGE / "techniques").rglob("[a-z]*.py"):
@@ -202,8 +204,10 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "low_rank": ["autotune.pruning"],
             "checkpointing": [recomputed, forwards],
             "recomputed": [forwards],
-            "reversible": [forwards, "autotune.techniques.support.coupling"],
-            "coupling": [recomputed, "autotune.techniques.checkpointing", "autotune.nested"],
+            "reversible": [forwards, pair, coupling],
+            "coupling": [calls, pair],
+            "pair": [calls, recomputed, "autotune.techniques.checkpointing", "autotune.nested"],
+            "calls": [recomputed],
             "compile": [recomputed],
             "frozen_weights": [freezing],
             "quantization": ["autotune.techniques.support.bits.int8_linear"],

@@ -57,7 +57,7 @@ class Reversible(Technique):
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
         """What the task names."""
-        from .support.coupling import declared
+        from .support.reversible.pair import declared
 
         return {"reversible_blocks": tuple(declared(model))}
 
@@ -99,7 +99,7 @@ class Reversible(Technique):
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Blocks with their own forward."""
-        from .support.coupling import coupled
+        from .support.reversible.coupling import coupled
 
         take_off(model, coupled)
         return model
@@ -114,7 +114,8 @@ class Reversible(Technique):
         """
         if self.kind == "none":
             return model
-        from .support.coupling import Pair, coupled, declared, reversible_blocks
+        from .support.reversible.coupling import coupled
+        from .support.reversible.pair import Pair, declared, reversible_blocks
 
         paths = self.paths or declared(model)
         if not paths:

@@ -35,8 +35,9 @@ from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.techniques.parallel import Parallel
 from autotune.techniques.precision import Precision
 from autotune.techniques.reversible import Reversible
-from autotune.techniques.support.coupling import coupled, declare
 from autotune.techniques.support.forwards import has_forward
+from autotune.techniques.support.reversible.coupling import coupled
+from autotune.techniques.support.reversible.pair import declare
 from autotune.techniques.tiles import Tiles
 from autotune.testing.facts import facts_of
 from autotune.testing.runs import relative_difference, run_applied

@@ -1,0 +1,1 @@
+"""Blocks whose inputs are found again from their outputs."""
