@@ -1,21 +1,26 @@
 """The least memory in which six jobs train: by the techniques of 2026-11-25, and by today's.
 
     python -m benchmarks.smallest --keep
+    python -m benchmarks.smallest --long --keep   # GPT-2 of 124 M, four texts of 1,024 tokens: predicted, not trained
 
 From the job as it stands, one technique after another takes the kind with the lowest predicted peak of tensors, until
 none lowers it: first of the older techniques, then of all. Exact and rounding ones alone. The batch of an optimizer
 step stays; where no layer has statistics of a batch, it is whole or a sample at a time. The job as it stands and both
-plans then train in fresh processes under each allocator. Peak is VmHWM less that of a process which has imported the
-same, has the same data, and trains one linear layer; the least of the allocators counts. Bar: on five of six, today's
-is at most 0.7 times the older one's.
+plans then train in fresh processes under each allocator, three times. A plan whose last loss is more than 1 % from the
+job's as it stands is not used: it is searched again without the optimizer state of fewest bits. Peak is VmHWM, the
+median of the three, less that of a process which has imported the same, has the same data, and trains one linear layer;
+the least of the allocators counts. Bar: on five of six, today's is at most 0.7 times the older one's; of the long GPT-2,
+tensors at their peak at most 0.35 of the job's as it stands.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 from typing import Any
@@ -39,23 +44,27 @@ from autotune.units import MIB
 from .advice.jobs import JOBS
 from .rows import save_rows
 
-BAR = 0.7
+BAR, TENSORS_BAR = 0.7, 0.35
 _OLDER: dict[str, tuple[str, ...]] = {
     "checkpointing": ("blocks",),
     "layers": ("exact", "rounding"),
     "optimizer_step": ("in_backward",),
 }
+_STATES = ("bf16", "8bit", "4bit")
+"""By their bits."""
 _OFFERED = {
     "older": _OLDER,
     "today": {
         **_OLDER,
-        "optimizer_state": ("bf16", "8bit", "4bit"),
+        "optimizer_state": _STATES,
         "offload": ("activations",),
         "tiles": ("feed_forward",),
     },
 }
 _ALLOCATORS = {"older": ("system", "tcmalloc"), "today": ("system", "tcmalloc", "mmap")}
-_NUM_STEPS = 5
+_NUM_STEPS, _NUM_RUNS = 5, 3
+_MOST_OFF = 0.01
+"""Relative, of the last loss."""
 _ROWS = dict[str, dict[str, Any]]
 _LINEAR = Task(
     lambda: nn.Linear(8, 8),
@@ -64,6 +73,11 @@ _LINEAR = Task(
     build_optimizer=lambda parameters: torch.optim.AdamW(parameters),
     batch_size=8,
 )
+
+
+def _long() -> Task:
+    texts = TensorDataset(torch.randint(0, 50_257, (8, 1024), generator=torch.Generator().manual_seed(0)))
+    return dataclasses.replace(JOBS["GPT-2"](), build_dataset=lambda: texts, batch_size=4)
 
 
 def _with_batch(batch: int, micro: int) -> _ROWS:
@@ -94,13 +108,19 @@ def _least(task: Task, start: _ROWS, offered: dict[str, tuple[str, ...]]) -> tup
     return rows, least
 
 
-def _plans(name: str) -> dict[str, tuple[_ROWS, int]]:
-    task = JOBS[name]()
+def _plans(task: Task, states: tuple[str, ...]) -> dict[str, tuple[_ROWS, int]]:
+    """Settings and their predicted peak: of the job as it stands, and the least of each set of techniques.
+
+    Args:
+        task: the job.
+        states: of optimizers, that are offered today.
+    """
     batch = task.batch_size or 1
     by_batch = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.build_model().modules())
     starts = [_with_batch(batch, micro) for micro in ((batch,) if by_batch else dict.fromkeys((batch, 1)))]
     found: dict[str, tuple[_ROWS, int]] = {"stock": (starts[0], _tensors(task, starts[0]) or 0)}
     for which, offered in _OFFERED.items():
+        offered = offered if which == "older" else {**offered, "optimizer_state": states}
         each = [_least(task, start, offered) for start in starts]
         found[which] = min(each, key=lambda one: one[1])
         starts = [rows for rows, _ in each]
@@ -138,24 +158,46 @@ def _trained(name: str, rows: _ROWS | None, kind: str) -> dict[str, Any]:
     return found
 
 
-def _row(name: str) -> dict[str, Any]:
+def _row(name: str, states: tuple[str, ...] = _STATES) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name}
-    empty = {kind: _trained(name, None, kind)["bytes"] for kind in _ALLOCATORS["today"]}
-    for which, (rows, predicted) in _plans(name).items():
-        found = {kind: _trained(name, rows, kind) for kind in _ALLOCATORS.get(which, ("system",))}
-        kind, least = min(found.items(), key=lambda one: one[1]["bytes"] - empty[one[0]])
-        last = least["losses"][-rows["batch"]["accumulate"] :]
+    empty = {kind: _peak([_trained(name, None, kind) for _ in range(_NUM_RUNS)]) for kind in _ALLOCATORS["today"]}
+    for which, (rows, predicted) in _plans(JOBS[name](), states).items():
+        runs = {
+            kind: [_trained(name, rows, kind) for _ in range(_NUM_RUNS)] for kind in _ALLOCATORS.get(which, ("system",))
+        }
+        peaks = {kind: (_peak(each) - empty[kind]) / MIB for kind, each in runs.items()}
+        kind = min(peaks, key=lambda one: peaks[one])
+        last = runs[kind][0]["losses"][-rows["batch"]["accumulate"] :]
         row[which] = {
             "settings": rows,
             "allocator": kind,
             "predicted_tensors_mib": round(predicted / MIB, 1),
-            "peak_mib": {one: round((each["bytes"] - empty[one]) / MIB, 1) for one, each in found.items()},
+            "peak_mib": {one: round(peak, 2) for one, peak in peaks.items()},
+            "runs_mib": {one: [round(run["bytes"] / MIB, 2) for run in each] for one, each in runs.items()},
             "last_loss": sum(last) / len(last),
         }
+    row["loss_off"] = abs(row["today"]["last_loss"] / row["stock"]["last_loss"] - 1)
+    if row["loss_off"] > _MOST_OFF and states:
+        print(f"{name}: the loss of {row['today']['settings']} is {row['loss_off']:.1%} off", flush=True)
+        return _row(name, states[:-1])
     least = {which: min(row[which]["peak_mib"].values()) for which in ("stock", "older", "today")}
-    row["ratio"] = round(least["today"] / least["older"], 3)
-    print(f"{name}: {least} MiB, today over older {row['ratio']}; {row['today']['settings']}", flush=True)
+    row["ratio"] = least["today"] / least["older"]
+    print(f"{name}: {least} MiB, today over older {row['ratio']:.4f}; {row['today']['settings']}", flush=True)
     return row
+
+
+def _row_of_tensors() -> dict[str, Any]:
+    plans = _plans(_long(), _STATES)
+    row: dict[str, Any] = {"model": "GPT-2, 4 x 1,024 tokens", "measured": False}
+    for which, (rows, predicted) in plans.items():
+        row[which] = {"settings": rows, "predicted_tensors_mib": round(predicted / MIB, 1)}
+    row["tensors_ratio"] = plans["today"][1] / plans["stock"][1]
+    print(f"{row['model']}, predicted: {row['tensors_ratio']:.3f} of the job as it stands (bar {TENSORS_BAR}); {row}")
+    return row
+
+
+def _peak(runs: list[dict[str, Any]]) -> float:
+    return statistics.median(run["bytes"] for run in runs)
 
 
 def main() -> None:
@@ -164,13 +206,17 @@ def main() -> None:
     parser.add_argument("--model", choices=JOBS, action="append", help="these alone")
     parser.add_argument("--keep", action="store_true", help="add the rows to results/smallest-cpu.jsonl")
     parser.add_argument("--process", help=argparse.SUPPRESS)
+    parser.add_argument("--long", action="store_true", help="the long GPT-2, predicted, in place of the six jobs")
     arguments = parser.parse_args()
     if arguments.process:
         print(json.dumps(_in_process(*json.loads(arguments.process))))
         return
-    rows = [_row(name) for name in arguments.model or JOBS]
-    met = sum(row["ratio"] <= BAR for row in rows)
-    print(f"{met} of {len(rows)} at most {BAR} times")
+    if arguments.long:
+        rows = [_row_of_tensors()]
+    else:
+        rows = [_row(name) for name in arguments.model or JOBS]
+        met = sum(row["ratio"] <= BAR for row in rows)
+        print(f"{met} of {len(rows)} at most {BAR} times")
     if arguments.keep:
         save_rows("smallest", "cpu", rows)
 
