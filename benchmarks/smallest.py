@@ -9,8 +9,8 @@ step stays; where no layer has statistics of a batch, it is whole or a sample at
 plans then train in fresh processes under each allocator, three times. A plan whose last loss is more than 1 % from the
 job's as it stands is not used: it is searched again without the optimizer state of fewest bits. Peak is VmHWM, the
 median of the three, less that of a process which has imported the same, has the same data, and trains one linear layer;
-the least of the allocators counts. Bar: on five of six, today's is at most 0.7 times the older one's; of the long GPT-2,
-tensors at their peak at most 0.35 of the job's as it stands.
+the least of the allocators counts. Bar: on five of six, today's is at most 0.7 times the older one's; of the long
+GPT-2, tensors at their peak at most 0.35 of the job's as it stands.
 """
 
 from __future__ import annotations
