@@ -15,6 +15,7 @@ from .advice.page import TABLES as ADVICE_TABLES
 from .layer_models import MODELS
 from .rows import HERE, load_rows
 from .single_layers import LAYERS
+from .technique_pairs import matrix
 
 Row = dict[str, Any]
 _MODEL_HEADER = "| model | kept by stock, MiB | peer | here | peak: peer | here | time: peer | here |"
@@ -23,7 +24,10 @@ _LAYER_HEADER = "| layer | stock | peer | here | peak | time |"
 
 _DOCS = HERE.parent / "docs"
 _EVIDENCE = _DOCS / "evidence"
-PAGES = (_DOCS / "inside" / "layers.md", _EVIDENCE / "layers-measured.md", _EVIDENCE / "advice.md")
+PAGES = (
+    _DOCS / "inside" / "layers.md",
+    *(_EVIDENCE / f"{name}.md" for name in ("layers-measured", "advice", "figures")),
+)
 """What has tables."""
 
 
@@ -107,7 +111,17 @@ def _of_peer(row: Row, found: dict[str, float], digits: int) -> str:
     return f"{found['peer']:.{digits}f}" if "peer" in found else "–"
 
 
-_TABLES: dict[str, Callable[[], str]] = {"models": _model_table, "layers": _layer_table}
+def _pair_table() -> str:
+    """Each technique with each one before it, by the newest row of each model in which the pair was tried."""
+    newest: dict[tuple[str, str], dict[str, int]] = {}
+    for row in load_rows("technique-pairs", "cpu"):
+        newest |= {(row["model"], pair): found for pair, found in row.get("cells", {}).items()}
+    tried = [{"cells": {pair: found}} for (_, pair), found in newest.items()]
+    cells = (f"|{name}|`{letters or '·'}`|" for name, letters in matrix(tried))
+    return "\n".join(["|technique|with those above it, from the top|", "|---|---|", *cells])
+
+
+_TABLES: dict[str, Callable[[], str]] = {"models": _model_table, "layers": _layer_table, "pairs": _pair_table}
 
 
 if __name__ == "__main__":

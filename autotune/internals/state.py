@@ -116,6 +116,7 @@ REPLACED: dict[str, Held] = {
 """Of other libraries and of Python: what stands in the place of theirs, and hooks that see every object."""
 
 MARKS: dict[str, Held] = {
+    "_autotune_channels_last": Held("on a model: names of weights in another order", "a next plan is applied"),
     "_autotune_compiled": Held("on a module that a plan compiles: what the user compiled stays", "the plan is undone"),
     "_autotune_dataset": Held("on a cache of ours that stands in a dataset's place, which has its names", "it is gone"),
     "_autotune_in_force": Held("on a LightningModule: fitting again changes nothing", "the module is gone"),

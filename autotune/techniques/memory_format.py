@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _AVX2_CHANNELS = 8
 """Input channels that oneDNN's AVX2 kernels take at once."""
 
+_MARK = "_autotune_channels_last"
+"""Where a model has the names of the weights that were put in another order."""
+
 
 class MemoryFormat(Technique):
     """The order of a convolution's weights in memory; activations follow them from the first convolution on.
@@ -58,6 +61,13 @@ class MemoryFormat(Technique):
         """timm's."""
         return {"channels-last": True} if self.kind == "channels_last" and program == "timm" else {}
 
+    def undo(self, model: nn.Module) -> nn.Module:
+        """Weights in torch's own order again, but those that the user had in another."""
+        for name in vars(model).pop(_MARK, ()):
+            parameter = model.get_parameter(name)
+            parameter.data = parameter.data.contiguous()
+        return model
+
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """Change the weights' strides in place, 4-D as channels_last and 5-D as channels_last_3d.
 
@@ -73,9 +83,12 @@ class MemoryFormat(Technique):
         if (fault := channels_last_fault(model)) is not None:
             raise PlanError(f"settings.memory_format.kind: channels_last cannot be used here: {fault}.")
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        for parameter in model.parameters():
-            if parameter.ndim in formats:
+        changed = []
+        for name, parameter in model.named_parameters():
+            if parameter.ndim in formats and not parameter.is_contiguous(memory_format=formats[parameter.ndim]):
                 parameter.data = parameter.data.to(memory_format=formats[parameter.ndim])
+                changed.append(name)
+        vars(model)[_MARK] = tuple(changed)
         return model
 
 

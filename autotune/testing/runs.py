@@ -52,11 +52,11 @@ def run_by_hand(task: Task) -> Run:
         loss = task.compute_loss(model, batch)
         mean = loss[0] / loss[1] if isinstance(loss, tuple) else loss
         mean.backward()
-        run.gradients = run.gradients or _gradients(model)
+        run.gradients = run.gradients or gradients_of(model)
         optimizer.step()
         optimizer.zero_grad()
         run.losses.append(mean.detach())
-    run.state = _state(model)
+    run.state = state_of(model)
     return run
 
 
@@ -66,7 +66,7 @@ def run_applied(task: Task, settings: Settings) -> Run:
     run = Run()
 
     def note_gradients(*_: Any) -> None:
-        run.gradients = run.gradients or _gradients(training.model)
+        run.gradients = run.gradients or gradients_of(training.model)
 
     hook = training.optimizer.register_step_pre_hook(note_gradients)
     total, weight = torch.zeros(()), 0.0
@@ -80,8 +80,24 @@ def run_applied(task: Task, settings: Settings) -> Run:
         if result.stepped:
             total, weight = torch.zeros(()), 0.0
     hook.remove()  # it holds the training in a cycle, and with it the loader's workers
-    run.state = _state(training.model)
+    run.state = state_of(training.model)
     return run
+
+
+def loss_and_backward(task: Task, model: nn.Module, batch: Any) -> Tensor:
+    """The detached loss, as the same random numbers make it; gradients are added up."""
+    torch.manual_seed(0)
+    loss = task.compute_loss(model, batch)
+    value: Tensor = loss[0] if isinstance(loss, tuple) else loss
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.detach()
+
+
+def equal_gradients(one: nn.Parameter, other: nn.Parameter) -> bool:
+    """Whether they are bitwise the same, and tensors of their own; or neither has one."""
+    if one.grad is None or other.grad is None:
+        return one.grad is other.grad
+    return torch.equal(one.grad.to_dense(), other.grad.to_dense()) and one.grad is not other.grad
 
 
 def relative_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
@@ -111,9 +127,11 @@ def without_dropout(task: Task) -> Task:
     return replace(task, build_model=build_model)
 
 
-def _gradients(model: nn.Module) -> dict[str, Tensor]:
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """Dense copies, by parameter name, of those that there are."""
     return {name: p.grad.detach().clone().to_dense() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of parameters and buffers."""
     return {name: value.detach().clone() for name, value in model.state_dict().items()}

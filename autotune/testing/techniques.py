@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
-from ..measure.timing.disturbance import one_thread
 from ..plan import Plan
 from ..task import Task
-from ..techniques import Exactness, Settings, Technique
+from ..techniques import Settings, Technique
 from ..techniques.batch import Batch
 from ..training.apply_plan import apply
 from .facts import BARE, facts_of
-from .runs import Run, relative_difference, run_applied, run_by_hand, without_dropout
-from .zoo import BATCH_SIZE, ZOO, once_each
+from .in_use import TechniqueInUse
+from .runs import Run, equal_gradients, loss_and_backward, run_applied, run_by_hand, without_dropout
+from .zoo import BATCH_SIZE, once_each
 
-_LARGEST_DIFFERENCE: dict[Exactness, dict[str, float]] = {
-    "exact": {"losses": 2e-5, "gradients": 2e-5, "trained states": 2e-5},
-    "rounding": {"losses": 0.01, "gradients": 0.25, "trained states": 0.01},
-}
-"""Relative L2 difference from the stock loop: fp32 reordering, and bfloat16's 8 bits of mantissa, which flip the signs
-at a ReLU behind a BatchNorm of few samples (16 % of the ResNet-like's first gradient)."""
 _NOTHING = Settings(batch=Batch(micro=BATCH_SIZE))
 """What each technique's default comes to."""
 
@@ -37,39 +30,32 @@ def _run_of_nothing(task: Task) -> Run:
     return run_applied(task, _NOTHING)
 
 
-class TechniqueContract:
+class TechniqueContract(TechniqueInUse):
     """Subclass it as ``class TestMine(TechniqueContract)`` and set ``technique``."""
 
-    technique: ClassVar[type[Technique]]
-    """The class under test; it must have its line in :class:`autotune.techniques.Settings`."""
     bitwise: ClassVar[bool] = False
     """Whether every setting gives the very bits of a stock loop, and not only the same up to reordering."""
     keeps_random_numbers: ClassVar[bool] = True
     """Whether dropout draws what it draws in a stock loop; where it does not, dropout is off for the comparison."""
-    keeps_gradients: ClassVar[bool] = True
-    """Whether gradients are there once backward has ended; losses and trained states are compared in any case."""
-    rounds_within: ClassVar[float] = _LARGEST_DIFFERENCE["rounding"]["trained states"]
-    """Largest difference of the trained state with a setting that rounds."""
     keeps_shapes: ClassVar[bool] = True
     """Whether ``state_dict`` has the stock model's keys and shapes; where it has not, the same model must come of what
     was applied and the same weights."""
     lacking: ClassVar[tuple[Technique, ...]]
     """Settings that a bare machine and model (:data:`autotune.testing.facts.BARE`) cannot have; at least one."""
 
-    @pytest.fixture(params=ZOO)
-    def zoo_task(self, request: pytest.FixtureRequest) -> Iterator[Task]:
-        """Each task of the zoo, on one thread; environments are not applied here, and saying so is another test's."""
-        with one_thread(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*was measured with.*")
-            yield ZOO[request.param]
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Whatever asks for a task of the zoo is asked of each."""
+        if "zoo_task" in metafunc.fixturenames:
+            metafunc.parametrize("zoo_task", list(self.tasks), indirect=True)
 
-    def default(self) -> Technique:
-        """The setting that does nothing."""
-        return self.technique()
+    @pytest.fixture
+    def zoo_task(self, request: pytest.FixtureRequest) -> Task:
+        """Each of ``tasks``."""
+        return self.tasks[request.param]
 
     def test_default_is_bitwise_the_stock_loop(self, zoo_task: Task) -> None:
         """Losses, gradients, parameters and buffers of the default are those of a plain loop, bit for bit."""
-        assert self._settings(self.default()) == _NOTHING
+        assert self.settings(self.default()) == _NOTHING
         assert _run_of_nothing(zoo_task).equals(run_by_hand(zoo_task))
 
     def test_every_choice_agrees_with_the_stock_loop(self, zoo_task: Task) -> None:
@@ -78,23 +64,16 @@ class TechniqueContract:
         facts, others = facts_of(zoo_task), self._others(zoo_task)
         stock = run_by_hand(task) if others else Run()
         for choice in others:
-            applied = run_applied(task, self._settings(choice))
-            exactness = choice.exactness(facts)
-            largest = _LARGEST_DIFFERENCE[exactness] if exactness != "lossy" else {}
-            if exactness == "rounding":
-                largest = {**largest, "trained states": self.rounds_within}
+            applied = run_applied(task, self.settings(choice))
             if self.bitwise:
                 assert applied.equals(stock), choice
-            elif exactness == "lossy":
-                assert all(loss.isfinite() for loss in applied.losses), choice
             else:
-                for name, difference in self._differences(applied, stock):
-                    assert difference <= largest[name], f"{choice!r}: {name} differ by {difference}"
+                self.check(choice, facts, applied, stock)
 
     def test_every_choice_survives_yaml(self, zoo_task: Task) -> None:
         """A plan with the choice is read back equal, and the default has no row."""
         for choice in self._choices(zoo_task):
-            plan = Plan(settings=self._settings(choice))
+            plan = Plan(settings=self.settings(choice))
             text = plan.to_yaml()
             assert Plan.from_yaml(text) == plan
             assert (f"  {choice.name}:" in text) == (choice.model_dump(exclude_defaults=True) != {}), text
@@ -141,7 +120,7 @@ class TechniqueContract:
     def test_what_was_applied_is_applied_again_the_same(self, zoo_task: Task) -> None:
         """The settings of a training, read back from JSON, make its very model of the same weights."""
         for choice in () if self.keeps_shapes else self._others(zoo_task):
-            first = apply(Plan(settings=self._settings(choice)), zoo_task)
+            first = apply(Plan(settings=self.settings(choice)), zoo_task)
             plan = Plan(settings=Settings.model_validate_json(first.settings.model_dump_json()))
             second = apply(plan, zoo_task)
             assert second.settings == first.settings, choice
@@ -164,33 +143,14 @@ class TechniqueContract:
         batch = next(iter(apply(Plan(settings=Settings()), zoo_task).loader))
         for choice, model in self._applied_models(zoo_task):
             copied = copy.deepcopy(model)
-            losses = [_loss_and_backward(zoo_task, each, batch) for each in (copied, model)]
+            losses = [loss_and_backward(zoo_task, each, batch) for each in (copied, model)]
             assert torch.equal(*losses), choice
             pairs = zip(copied.parameters(), model.parameters(), strict=True)
-            assert all(a is not b and (_equal_gradients(a, b) or not self.keeps_gradients) for a, b in pairs), choice
-
-    def _settings(self, choice: Technique) -> Settings:
-        batch = choice if isinstance(choice, Batch) else Batch(micro=BATCH_SIZE)
-        return Settings(**{"batch": batch, choice.name: choice})
-
-    def _choices(self, task: Task) -> tuple[Technique, ...]:
-        return self.technique.choices(facts_of(task))
-
-    def _others(self, task: Task) -> tuple[Technique, ...]:
-        """The choices beside the default, with which nothing is applied."""
-        return tuple(choice for choice in self._choices(task) if choice != self.default())
-
-    def _differences(self, one: Run, other: Run) -> Iterator[tuple[str, float]]:
-        assert len(one.losses) == len(other.losses)
-        losses = ({str(step): loss for step, loss in enumerate(run.losses)} for run in (one, other))
-        yield "losses", relative_difference(*losses)
-        if self.keeps_gradients:
-            yield "gradients", relative_difference(one.gradients, other.gradients)
-        yield "trained states", relative_difference(one.state, other.state)
+            assert all(a is not b and (equal_gradients(a, b) or not self.keeps_gradients) for a, b in pairs), choice
 
     def _applied_models(self, task: Task) -> Iterator[tuple[Technique, nn.Module]]:
         for choice in self._others(task):
-            yield choice, apply(Plan(settings=self._settings(choice)), task).model
+            yield choice, apply(Plan(settings=self.settings(choice)), task).model
 
 
 def _signature(model: nn.Module) -> list[tuple[str, torch.Size, torch.dtype]]:
@@ -202,17 +162,3 @@ def _flags(model: nn.Module) -> dict[str, bool]:
         **{f"{name}.training": module.training for name, module in model.named_modules()},
         **{f"{name}.requires_grad": p.requires_grad for name, p in model.named_parameters()},
     }
-
-
-def _loss_and_backward(task: Task, model: nn.Module, batch: Any) -> torch.Tensor:
-    torch.manual_seed(0)
-    loss = task.compute_loss(model, batch)
-    value: torch.Tensor = loss[0] if isinstance(loss, tuple) else loss
-    value.backward()  # type: ignore[no-untyped-call]
-    return value.detach()
-
-
-def _equal_gradients(one: nn.Parameter, other: nn.Parameter) -> bool:
-    if one.grad is None or other.grad is None:
-        return one.grad is other.grad
-    return torch.equal(one.grad.to_dense(), other.grad.to_dense()) and one.grad is not other.grad

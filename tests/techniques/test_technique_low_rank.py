@@ -40,6 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_thread_only")
 class TestLowRank(TechniqueContract):
     technique = LowRank
     keeps_shapes = False
+    refuses = {"applied again": "cannot be taken back. Build it anew"}
     lacking = (LowRank(kind="svd"),)
 
     def _choices(self, task):

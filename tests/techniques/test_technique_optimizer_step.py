@@ -21,6 +21,7 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
+from autotune.techniques.optimizers import optimizer_step
 from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.testing.runs import run_applied, without_dropout
 from autotune.testing.techniques import TechniqueContract
@@ -37,6 +38,16 @@ class TestOptimizerStep(TechniqueContract):
     technique = OptimizerStep
     keeps_gradients = False
     lacking = (IN_BACKWARD,)
+    refuses = {
+        "accumulation": "accumulation adds them up",
+        "clipping": r"the norm of all gradients is to be clipped at 0\.1",
+        "loss scaler": "before the loss scaler has seen all gradients",
+    }
+
+    @pytest.fixture(autouse=True)
+    def _every_parameter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The zoo's are small."""
+        monkeypatch.setattr(optimizer_step, "_LEAST_BYTES", 0)
 
 
 def weights(*shapes: tuple[int, ...]) -> list[nn.Parameter]:

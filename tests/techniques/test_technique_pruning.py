@@ -44,6 +44,7 @@ def _one_thread():
 class TestPruning(TechniqueContract):
     technique = Pruning
     keeps_shapes = False
+    refuses = {"applied again": "cannot be taken back. Build it anew"}
     lacking = (QUARTER,)
 
 

@@ -17,9 +17,31 @@ from autotune.search_spaces import load_space
 from autotune.techniques import Settings
 from autotune.techniques.quantization import Quantization
 from autotune.techniques.support.bits.int8_linear import Int8Linear
-from autotune.testing.facts import BARE
+from autotune.testing.facts import BARE, facts_of
+from autotune.testing.techniques import TechniqueContract
+from autotune.testing.zoo import ZOO
 
 INT8 = Plan(settings=Settings(quantization=Quantization(kind="int8")))
+
+
+def of_inference(task):
+    return facts_of(task).model_copy(update={"inference": True, "linear_numbers": 4096})
+
+
+class TestQuantization(TechniqueContract):
+    """Its words and plans; nothing trains with it, and what inference does is below."""
+
+    technique = Quantization
+    tasks = {"mlp": ZOO["mlp"]}
+    lacking = (Quantization(kind="int8"),)
+
+    @pytest.fixture(autouse=True)
+    def _inference(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in ("techniques", "in_use"):
+            monkeypatch.setattr(f"autotune.testing.{module}.facts_of", of_inference)
+
+    def _others(self, task):
+        return ()
 
 
 def linear(*shape: int, bias: bool = True) -> nn.Linear:

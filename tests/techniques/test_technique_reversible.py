@@ -20,7 +20,6 @@ from autotune.errors import PlanError, TaskError
 from autotune.estimates.memory_model import fit_memory_model
 from autotune.measure.inspect import inspect_task
 from autotune.measure.measurement import InspectOptions
-from autotune.measure.timing.disturbance import one_thread
 from autotune.plan import Budget, Plan
 from autotune.search_spaces import load_space
 from autotune.techniques import Settings
@@ -131,11 +130,7 @@ class TestReversible(TechniqueContract):
     technique = Reversible
     lacking = (REVERSIBLE,)
     rounds_within = 1e-5
-
-    @pytest.fixture(params=JOBS)
-    def zoo_task(self, request):
-        with one_thread():
-            yield JOBS[request.param]
+    tasks = JOBS
 
 
 BOTH = (None, Settings())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -146,18 +145,6 @@ def test_a_part_is_called_by_name_too():
     stock, x = Model(), torch.randn(2, POSITIONS, FEATURES, requires_grad=True)
     for ours, theirs in zip(gradients(of(copy.deepcopy(stock), tiles=IN_TILES), x), gradients(stock, x), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_it_is_taken_off_and_copied_and_pickled():
-    model = of(nn.Sequential(Block(0.5)), tiles=IN_TILES)
-    twin = pickle.loads(pickle.dumps(model))
-    x = torch.randn(2, POSITIONS, FEATURES, requires_grad=True)
-    for one in (twin, copy.deepcopy(model)):
-        assert all(map(torch.equal, gradients(one, x), gradients(model, x)))
-        assert "forward" in vars(one[0].mlp)
-        assert vars(one[0].mlp)["forward"].args[2] is one[0].mlp[3]
-    of(model)
-    assert "forward" not in vars(model[0].mlp)
 
 
 def test_what_else_decides_what_is_kept_is_refused():

@@ -47,6 +47,7 @@ class TestTrainedWeights(TechniqueContract):
     technique = TrainedWeights
     lacking = (BF16,)
     keeps_shapes = False
+    refuses = {"loss scaler": "weights in bf16 are computed with in it"}
 
     @pytest.fixture(autouse=True)
     def _every_parameter(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,26 +258,6 @@ def of_two_layers(**pieces):
     task = line([*samples], batch_size=4, build_optimizer=torch.optim.AdamW)
     build = lambda: nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.Linear(128, 64))  # noqa: E731
     return dataclasses.replace(task, **{"build_model": build, **pieces})
-
-
-@pytest.mark.parametrize("kind", ["default", "4bit"])
-def test_a_training_that_accumulates_and_clips_is_resumed_to_the_bit(kind):
-    """Two micro-batches a step, norms at most 0.1; its state in the middle of an epoch, in a fresh training."""
-    task = of_two_layers(max_grad_norm=0.1)
-    first, second = (
-        training_of(
-            task, batch=Batch(micro=2, accumulate=2), trained_weights=BF16, optimizer_state=OptimizerState(kind=kind)
-        )
-        for _ in range(2)
-    )
-    for number, batch in enumerate(first.loader):
-        first.step(batch)
-        if number == 3:
-            second.load_state_dict(copy.deepcopy(first.state_dict()))
-    for batch in second.loader:
-        second.step(batch)
-    ours, theirs = first.model.state_dict(), second.model.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_what_is_large_is_in_bfloat16_and_a_next_plan_takes_it_back():

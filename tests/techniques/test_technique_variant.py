@@ -38,6 +38,13 @@ NARROW = Variant(kind="narrow")
 class TestVariant(TechniqueContract):
     technique = Variant
     keeps_shapes = False
+
+    def test_it_is_applied_again_and_taken_off(self):
+        """It is built anew: a plan without it trains the task's own model."""
+        for settings in (Settings(variant=NARROW), Settings(variant=NARROW), Settings()):
+            model = autotune.apply(Plan(settings=settings), ZOO["mlp"]).model
+            assert model.head.in_features == (16 if settings == Settings() else 8)
+
     lacking = (NARROW,)
 
 

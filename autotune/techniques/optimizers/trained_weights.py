@@ -124,6 +124,7 @@ class TrainedWeights(Lossy):
         """Keep its large weights in bfloat16: they stay the parameters that they are. Calls of the model, and of any
         module with such a weight, are in autocast from here on, also outside a training."""
         import torch
+        from torch import nn
 
         if self.kind == "bf16":
             taken = dict(_large(model))
@@ -135,7 +136,8 @@ class TrainedWeights(Lossy):
                     id(p) in weights for p in module.parameters(recurse=False)
                 )
                 has_some = any(id(p) in weights for p in module.parameters())
-                if module is model or (has_some and is_free):
+                is_called = type(module).forward is not nn.Module.forward  # a list of modules is not
+                if module is model or (has_some and is_free and is_called):
                     module.forward = functools.partial(in_bf16, module.forward, device_type)
         return model
 
