@@ -190,8 +190,10 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
     parts = (f"autotune.techniques.support.bits.{name}" for name in in_bits)
     kept, saved, stores, codes, freezing, frozen, host, flat = parts
     rows, apart = (f"autotune.techniques.support.{name}" for name in ("rows", "apart"))
-    on_disk = ("unnamed_file", "kept_content", "offloaded_weight", "offloading", "saved_to_disk")
-    file, content, offloaded, offloading, to_disk = (f"autotune.techniques.support.disk.{name}" for name in on_disk)
+    on_disk = ("unnamed_file", "kept_content", "offloaded_weight", "offloading", "copies")
+    file, content, offloaded, offloading, copies = (f"autotune.techniques.support.disk.{name}" for name in on_disk)
+    places = [f"autotune.techniques.support.disk.saved_{where}" for where in ("elsewhere", "to_disk", "to_host")]
+    saved_elsewhere, pinned = places[0], "autotune.techniques.support.pinned"
     of_reversible = (f"autotune.techniques.support.reversible.{name}" for name in ("calls", "pair", "coupling"))
     calls, pair, coupling = of_reversible
     below = ("internals.fake_tensors", "errors", "units")
@@ -216,8 +218,10 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "weight_codes": [stores],
             "tiles": [recomputed, "autotune.techniques.support.feed_forward"],
             "split": ["autotune.techniques.support.feed_forward"],
-            "offload": [forwards, offloading, to_disk],
-            "saved_to_disk": [file],
+            "offload": [forwards, offloading, *places],
+            "saved_to_disk": [file, saved_elsewhere],
+            "saved_to_host": [copies, saved_elsewhere, forwards],
+            "copies": [file, saved_elsewhere, pinned],
             "offloading": [offloaded, content, elsewhere],
             "offloaded_weight": [content, elsewhere],
             "kept_content": [file],
@@ -228,7 +232,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "trained_weights": [kept, "autotune.techniques.support.bits", forwards],
             "rows": [apart],
             "kept_state": [apart, saved, stores, host, flat],
-            "host_step": [apart, flat],
+            "host_step": [apart, flat, pinned],
             "saved_state": [stores],
             "parallel": [f"autotune.techniques.support.{one}" for one in ("replica", "split")],
             "precision": ["autotune.techniques.support.tf32"],

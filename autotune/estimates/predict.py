@@ -254,6 +254,7 @@ def _prediction(predictor: Predictor, settings: Settings) -> Prediction:
         high_bytes=process.high,
         step_bytes=max(live) - live[0],
         tensor_bytes=max(live),
+        host_bytes=memory_model.host_bytes(micro),
         flops_per_sample=step.flops / seen + optimizer.flops / num_samples,
         bytes_per_sample=step.num_bytes / seen + optimizer.num_bytes / num_samples,
     )

@@ -35,6 +35,9 @@ class PeakModel(Protocol):
     def possible_bytes(self, batch: int) -> int:
         """Most that one kernel may take for itself beside what is known."""
 
+    def host_bytes(self, batch: int) -> int:
+        """What a step on a card keeps in the host's memory."""
+
     def work(self, batch: int) -> tuple[Work, Work]:
         """Work of forward and backward, and of the optimizer."""
 

@@ -167,6 +167,8 @@ class Prediction(_Frozen):
     """Of the tensors at their peak, what a step makes; 0 where that is not known."""
     tensor_bytes: int = 0
     """The tensors at their peak; 0 where that is not known."""
+    host_bytes: int = 0
+    """What a step on a card keeps in the host's memory at a time."""
     flops_per_sample: float | None = None
     """Floating-point operations of a training step."""
     bytes_per_sample: float | None = None

@@ -79,7 +79,7 @@ def combinations_of(
     choices = space.choices(facts.model_copy(update={"allocators": here}))
     found = []
     for name, row in choices.items():
-        row = tuple(one for one in row if not one.host_cached_bytes(facts))  # of whose memory nothing is known
+        row = tuple(one for one in row if not one.fills_host(facts))  # of whose memory nothing is known
         exact = [one for one in row if one.exactness(facts) == "exact"]
         if techniques is None or (rows[name] == "auto" and len(exact) > 1):
             row = tuple(exact)

@@ -195,7 +195,7 @@ class Settings(BaseModel):
 
     def needs_training(self) -> str | None:
         """The first that a plan for inference cannot have, and why; None where it can have all."""
-        found = ((one.name, one.not_in_inference) for one in self.chosen())
+        found = ((one.name, one.beyond_inference()) for one in self.chosen())
         return next((f"{name}: {reason}, and the plan is for inference." for name, reason in found if reason), None)
 
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _LEAST_BYTES = MIB
 """Weights that take less are not worth it."""
+_FP32_BYTES = 4
+_OF_BACKWARD = "activations are what backward needs"
 _OF_SHARDS = "several processes share out each parameter"
 
 
@@ -33,7 +36,6 @@ class Offload(Technique):
     """
 
     name: ClassVar[str] = "offload"
-    not_in_inference: ClassVar[str] = "it moves what backward needs"
     goes_by: ClassVar[str | None] = "offloaded weights"
     stage: ClassVar[Stage] = Stage.OFFLOAD
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
@@ -42,13 +44,15 @@ class Offload(Technique):
     adds_up: ClassVar[Literal["blocks"]] = "blocks"
     rewrites: ClassVar[bool] = True
     purposes: ClassVar[Mapping[str, str]] = {
-        "activations": "Writes what blocks save for backward to a file, and reads it in backward.",
+        "activations": "Writes what blocks save for backward to a file, or copies it from a card to the host's memory, "
+        "and has it again in backward.",
         "parameters": "Keeps blocks' weights that do not train in a file, and reads each when it is used.",
     }
 
     kind: Literal["none", "activations", "parameters"] = "none"
-    """``none`` is stock; ``activations`` writes what blocks save to a file, ``parameters`` their weights that do not
-    train."""
+    """``none`` is stock; ``activations`` moves what blocks save, ``parameters`` their weights that do not train."""
+    to: Literal["disk", "host"] = "disk"
+    """``disk``, of a CPU's job, is a file; ``host``, for a card's activations, is the host's pinned memory."""
     blocks: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
     """Numbers of these blocks, from 0 in the model's order; ascending, each once. None are all of them."""
 
@@ -59,29 +63,32 @@ class Offload(Technique):
             raise ValueError(f"blocks: kind none writes nothing, but got {numbers}. Use another kind.")
         if any(after <= before for before, after in itertools.pairwise(numbers)):
             raise ValueError(f"blocks: must ascend, each once, but got {numbers}. Use {sorted(set(numbers))}.")
+        if self.to == "host" and self.kind != "activations":
+            raise ValueError(f"to: host takes activations, but got kind {self.kind}. Use to: disk.")
         return self
 
     def describe(self, facts: Facts | None = None) -> str:
         """``activations of blocks 0 and 1 on disk``."""
+        where = "on disk" if self.to == "disk" else "on the host"
         if self.kind == "none":
             return super().describe(facts)
         if not self.blocks:
-            return f"{self.kind} on disk"
+            return f"{self.kind} {where}"
         *before, last = map(str, self.blocks)
         named = f"blocks {', '.join(before)} and {last}" if before else f"block {last}"
-        return f"{self.kind} of {named} on disk"
+        return f"{self.kind} of {named} {where}"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Offload, ...]:
         """None, and of all blocks."""
-        others = (cls(kind="activations"), cls(kind="parameters"))
+        others = (cls(kind="activations"), cls(kind="activations", to="host"), cls(kind="parameters"))
         return (cls(), *(one for one in others if one.unavailable(facts) is None))
 
     def in_blocks(self, numbers: Sequence[int], num_blocks: int) -> Offload:
         """Outside its blocks it does nothing."""
         if self.kind == "none" or not numbers:
             return type(self)()
-        return type(self)(kind=self.kind, blocks=() if len(numbers) == num_blocks else tuple(numbers))
+        return type(self)(kind=self.kind, to=self.to, blocks=() if len(numbers) == num_blocks else tuple(numbers))
 
     def numbers(self, num_blocks: int) -> tuple[int, ...]:
         """All, where none are named."""
@@ -90,23 +97,30 @@ class Offload(Technique):
         return self.blocks or tuple(range(num_blocks))
 
     def unavailable(self, facts: Facts) -> str | None:
-        """There must be the blocks, and they save in the host's memory; or weights that do not train."""
+        """There must be the blocks, and another place for what they save; or weights that do not train."""
         if self.kind == "none":
             return None
-        if facts.device.type != "cpu":
-            return f"a card's {self.kind} are not written to a file"
+        if facts.device.type != "cpu" and self.to == "disk":
+            host = ": use to: host" if self.kind == "activations" else ""
+            return f"a card's {self.kind} are not written to a file{host}"
+        if facts.device.type == "cpu" and self.to == "host":
+            return "a CPU's activations are on the host already"
         if not facts.num_blocks:
             return "the model has 0 blocks"
         if self.blocks and self.blocks[-1] >= facts.num_blocks:
             return f"the model has {facts.num_blocks} blocks, numbered from 0, and no {self.blocks[-1]}"
-        if self.kind == "parameters" and facts.frozen_bytes < _LEAST_BYTES:
-            return (
-                f"linear layers and embeddings have {format_bytes(facts.frozen_bytes)} that do not train, which is not "
-                "worth it"
-            )
+        if facts.inference and (reason := self.beyond_inference()) is not None:
+            return reason
+        moved = _FP32_BYTES * facts.num_parameters if facts.inference else facts.frozen_bytes
+        if self.kind == "parameters" and moved < _LEAST_BYTES:
+            return f"weights have {format_bytes(moved)} that do not train, which is not worth it"
         if self.kind == "parameters" and facts.shared_by == "fsdp":
             return _OF_SHARDS
         return None
+
+    def fills_host(self, facts: Facts) -> bool:
+        """By what a step saves: a trace knows how much."""
+        return self.to == "host"
 
     def conflicts(self, settings: Settings) -> str | None:
         """A compiled program saves, and reads weights, by itself."""
@@ -119,11 +133,17 @@ class Offload(Technique):
             return None
         if settings.frozen_weights.kind != "none":
             return "frozen_weights keeps the same weights as codes in memory: use one"
+        if settings.quantization.kind != "none":
+            return "quantization keeps integers of the same weights in memory: use one"
         if settings.checkpointing.kind == "selective":
             return "selective checkpointing counts what operations keep, which is none of these: use kind blocks"
         if settings.parallel.kind in ("fsdp", "tensor"):
             return f"{_OF_SHARDS}: use ddp"
         return None
+
+    def beyond_inference(self) -> str | None:
+        """There is nothing to keep for backward."""
+        return _OF_BACKWARD if self.kind == "activations" else None
 
     def beyond_script(self) -> str | None:
         """Its optimizer may have been built from the weights."""
@@ -134,10 +154,16 @@ class Offload(Technique):
             "autotune.apply_to_model(plan, model) in the script, before the optimizer is built."
         )
 
+    def on_task(self, task: Any) -> Any:
+        """In inference no weight trains."""
+        if self.kind != "parameters" or not task.infers:
+            return task
+        return dataclasses.replace(task, build_model=_Frozen(task.build_model))
+
     def undo(self, model: nn.Module) -> nn.Module:
         """Blocks with their own forward, and weights in memory."""
         from .support.disk.offloading import bring_back
-        from .support.disk.saved_to_disk import offloaded
+        from .support.disk.saved_elsewhere import offloaded
 
         bring_back(model)
         take_off(model, offloaded)
@@ -153,7 +179,9 @@ class Offload(Technique):
         if self.kind == "none":
             return model
         from .support.disk.offloading import offload
-        from .support.disk.saved_to_disk import Disk, offloaded
+        from .support.disk.saved_elsewhere import Place, offloaded
+        from .support.disk.saved_to_disk import Disk
+        from .support.disk.saved_to_host import Host
 
         if not blocks:
             raise PlanError("settings.offload.kind: the model has no blocks. Use kind: none.")
@@ -171,7 +199,18 @@ class Offload(Technique):
                     "weights before, name other blocks, or use kind: activations."
                 )
             return model
-        disk = Disk()
+        place: Place = Disk() if self.to == "disk" else Host()
         for block in named:
-            block.forward = functools.partial(offloaded, block.forward, disk, block)
+            block.forward = functools.partial(offloaded, block.forward, place, block)
         return model
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frozen:
+    """The ``build_model`` of a task whose weights do not train."""
+
+    build_model: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        model = self.build_model()
+        return model.requires_grad_(False) if hasattr(model, "requires_grad_") else model

@@ -15,10 +15,12 @@ done to it::
 
 What it has:
 
-- a clock and one stream. ``work`` queues, ``host`` passes time, each operation costs the host ``launch_s`` and the card
-  ``kernel_s``. ``torch.cuda.synchronize``, ``.item()``, copies from pageable memory, ``nonzero`` and the like wait, and
-  leave their names in ``waits``. ``perf_counter``, ``monotonic``, ``process_time`` and ``time.sleep``, as the modules
-  of this package that run in a trial have them, follow this clock.
+- a clock and streams. ``work`` queues on the current one, ``host`` passes time, each operation costs the host
+  ``launch_s`` and the card ``kernel_s``, a copy between card and host its bytes by ``link_bytes_per_s``.
+  ``torch.cuda.synchronize``, ``.item()``, copies from pageable memory, ``nonzero`` and the like wait, and leave their
+  names in ``waits``. What a stream reads or writes while another writes it, or what is freed under it, stands in
+  ``races``. ``perf_counter``, ``monotonic``, ``process_time`` and ``time.sleep``, as the modules of this package that
+  run in a trial have them, follow this clock.
 - memory: storages on the card are blocks of this package's ``CachingAllocator``, within the cap of
   ``set_per_process_memory_fraction`` and what the card has free. What does not fit even once cached segments are given
   back raises ``torch.OutOfMemoryError``. The context grows at the first matrix product and the first convolution.
@@ -26,7 +28,7 @@ What it has:
   (``pids_hidden``), MIG, unified memory (NVML knows of no bytes), clocks, throttling, power, other cards (``beside``).
 - faults: ``card.fails["convolution"] = TEXTS["cudnn_engine"]`` makes the next convolution raise that text.
 
-What it has not: kernels' own rounding, more streams than one, a CUDA device's list of autocast, ``torch.compile``,
+What it has not: kernels' own rounding, a CUDA device's list of autocast, ``torch.compile``,
 other processes (a loader's worker that uses a tensor on the card raises what CUDA raises there).
 """
 
@@ -35,6 +37,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import math
 import os
 import re
 import sys
@@ -112,6 +115,8 @@ class Card(Told):
     """Host time of an operation."""
     kernel_s: float = 0.0
     """The card's time of an operation, beside ``work``."""
+    link_bytes_per_s: float = math.inf
+    """Of copies between the card and the host's memory."""
     read_s: float = 1e-6
     """What reading the clock takes, so that a loop that waits for the clock ends."""
     most_queued: int = 1024
@@ -133,12 +138,16 @@ class Card(Told):
     """What made the host wait for the card, in order; clear it at will."""
     most_charged_bytes: int = field(default=0, init=False)
     """The most that it ever charged this process."""
+    races: list[str] = field(default_factory=list, init=False)
+    """What streams do to each other's memory, in order: nothing made one wait for the other."""
     calls: list[str] = field(default_factory=list, init=False)
     """Names of operations on the card, in order."""
 
     def __post_init__(self) -> None:
-        self._free_at_s = self.now_s
-        self._queue: deque[float] = deque()
+        self.stream = _Stream(self)
+        """The current one."""
+        self.streams = [self.stream]
+        self._uses: dict[int, list[_Use]] = {}
         self._allocator = _Allocator(self)
         self._marks: dict[int, Any] = {}
         self._pinned: set[int] = set()
@@ -159,15 +168,16 @@ class Card(Told):
 
     def work(self, seconds: float) -> None:
         """The card is given something to do; the host goes on, unless too much is queued already."""
-        while self._queue and self._queue[0] <= self.now_s:
-            self._queue.popleft()
-        if len(self._queue) >= self.most_queued:
-            self.now_s = max(self.now_s, self._queue.popleft())
-        self._free_at_s = max(self.now_s, self._free_at_s) + seconds
-        self._queue.append(self._free_at_s)
+        queue = self.stream.queue
+        while queue and queue[0] <= self.now_s:
+            queue.popleft()
+        if len(queue) >= self.most_queued:
+            self.now_s = max(self.now_s, queue.popleft())
+        self.stream.free_at_s = max(self.now_s, self.stream.free_at_s) + seconds
+        queue.append(self.stream.free_at_s)
 
     def wait(self, why: str) -> None:
-        """The host waits until all that is queued is done."""
+        """The host waits until all that is queued on the current stream is done; to synchronize, on every one."""
         self.waits.append(why)
         if self.warns:
             frame = inspect.currentframe()
@@ -176,7 +186,17 @@ class Card(Told):
             assert frame is not None, "whoever asked"
             words = f"called a synchronizing CUDA operation: {why}"
             warnings.warn_explicit(words, UserWarning, frame.f_code.co_filename, frame.f_lineno)
-        self.now_s = max(self.now_s, self._free_at_s)
+        streams = self.streams if why == "synchronize" else [self.stream]
+        self.now_s = max(self.now_s, *(one.free_at_s for one in streams))
+
+    @contextlib.contextmanager
+    def on(self, stream: _Stream) -> Iterator[None]:
+        """Within, it is the current stream."""
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
 
     # Several cards.
 
@@ -248,10 +268,33 @@ class Card(Told):
         storage = tensor.untyped_storage()
         self.open()
         self._marks[key] = self._allocator.allocate(storage.nbytes())
-        weakref.finalize(storage, self._leave, key).atexit = False
+        weakref.finalize(storage, self._leave, key, self.stream).atexit = False
 
-    def _leave(self, key: int) -> None:
+    def _leave(self, key: int, stream: _Stream) -> None:
+        """What was made on a stream is its to use again, as soon as it has done what is queued."""
+        free_at_s = max(self.now_s, stream.free_at_s)
+        late = [one for one in self._uses.pop(key, []) if one.stream is not stream and one.ends_s > free_at_s]
+        self.races += [f"freed while {one.name} of another stream uses it" for one in late]
         self._allocator.free(self._marks.pop(key, None))
+
+    def _note_uses(self, function: Any, given: Sequence[torch.Tensor], out: Any, began_s: float) -> None:
+        """Of memory of the card, and of pinned memory, by an operation of the current stream."""
+        name, schema = function.overloadpacket.__name__, function._schema
+        own = {_key(one) for one in given if one.layout == torch.strided}
+        strided = [_key(one) for one in _tensors(out) if one.layout == torch.strided]
+        is_view = not schema.is_mutable and own.issuperset(strided)
+        if is_view or name in ("set_", "detach_"):
+            return
+        written = {key for key in strided if schema.is_mutable or key not in own}
+        for key in {*written, *own}:
+            if key not in self._marks and key not in self._pinned:
+                continue
+            uses, writes = self._uses.setdefault(key, []), key in written
+            others = [one for one in uses if one.stream is not self.stream and (writes or one.writes)]
+            self.races += [f"{name} while {one.name} of another stream" for one in others if one.ends_s > began_s]
+            ended_s = self.stream.free_at_s
+            uses[:] = [one for one in uses if (one.stream, one.writes) != (self.stream, writes)]
+            uses.append(_Use(self.stream, writes, ended_s, name))
 
     # Operations.
 
@@ -259,8 +302,9 @@ class Card(Told):
         given = _tensors((args, kwargs))
         on_card = any(self.holds(one) for one in given)
         name = function.overloadpacket.__name__
+        began_s = 0.0
         if on_card:
-            self._begin(name)
+            began_s = self._begin(name)
             self._wait_for(name, given, args, kwargs)
         out = _compute(function, name, given, args, kwargs)
         if not given and self.is_open and torch._C._current_graph_task_id() != -1:
@@ -270,9 +314,12 @@ class Card(Told):
             for one in _tensors(out):
                 if one.layout == torch.strided and _key(one) not in own:
                     self._put(one)
+        if began_s:
+            self._note_uses(function, given, out, began_s)
         return out
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str) -> float:
+        """When it begins on its stream."""
         self.open()
         kind = _KINDS.get(name.removesuffix("_backward"), name)
         self.calls.append(name)
@@ -282,7 +329,9 @@ class Card(Told):
             self._grown.add(kind)
             self.note_charge()
         self.host(self.launch_s)
+        began_s = max(self.now_s, self.stream.free_at_s)
         self.work(self.kernel_s)
+        return began_s
 
     def _wait_for(self, name: str, given: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
         if name in _WAIT:
@@ -299,6 +348,8 @@ class Card(Told):
     def _copied(self, source: torch.Tensor, comes_back: bool, non_blocking: bool) -> None:
         """A copy between host and card waits, unless it is asked not to, and host memory is pinned
         (torch 2.13, aten/src/ATen/native/cuda/Copy.cu: ``memcpy_and_sync``; CUDA's "API synchronization behavior")."""
+        if self.link_bytes_per_s < math.inf:
+            self.work(source.nbytes / self.link_bytes_per_s)
         if not (non_blocking and (comes_back or self.is_pinned(source))):
             self.wait("copy to the host" if comes_back else "copy from pageable memory")
 
@@ -313,8 +364,13 @@ class Card(Told):
         copied = tensor.detach().clone()
         storage, key = copied.untyped_storage(), _key(copied)
         self._pinned.add(key)
-        weakref.finalize(storage, self._pinned.discard, key).atexit = False
+        weakref.finalize(storage, self._unpin, key).atexit = False
         return copied
+
+    def _unpin(self, key: int) -> None:
+        """Its memory is used again once streams have done with it (torch 2.13, CachingHostAllocator.h)."""
+        self._pinned.discard(key)
+        self._uses.pop(key, None)
 
     def move(self, tensor: torch.Tensor, to_card: bool, function: Any, args: Any, kwargs: Any) -> Any:
         """``tensor.to(…)`` with an explicit device, which ``args`` and ``kwargs`` no longer have."""
@@ -575,7 +631,7 @@ class _Event:
     def record(self, stream: Any = None) -> None:
         card = self._card
         card.open()
-        self._at_s = max(card.now_s, card._free_at_s)
+        self._at_s = max(card.now_s, (stream or card.stream).free_at_s)
 
     def query(self) -> bool:
         return self._at_s is None or self._at_s <= self._card.now_s
@@ -593,27 +649,43 @@ class _Event:
         return (other._at_s - self._at_s) * 1000
 
 
+@dataclass(frozen=True)
+class _Use:
+    """Of a storage's memory."""
+
+    stream: _Stream
+    writes: bool
+    ends_s: float
+    name: str
+    """Of the operation."""
+
+
 class _Stream:
-    """``torch.cuda.Stream``: there is one."""
+    """``torch.cuda.Stream``: what is queued on it is done in order."""
 
     def __init__(self, card: Card) -> None:
-        self._card = card
+        self._card, self.free_at_s = card, 0.0
+        self.queue: deque[float] = deque()
+        """When each of what is queued is done."""
 
     def synchronize(self) -> None:
-        self._card.wait("stream.synchronize")
+        with self._card.on(self):
+            self._card.wait("stream.synchronize")
 
     def is_capturing(self) -> bool:
         return False
 
     def wait_stream(self, stream: Any) -> None:
-        """It is the same."""
+        """What is queued from here on waits for what is queued there by now."""
+        self.free_at_s = max(self.free_at_s, stream.free_at_s)
 
     def wait_event(self, event: Any) -> None:
-        """It is of the same stream."""
+        """The same, until the event."""
+        self.free_at_s = max(self.free_at_s, event._at_s or 0.0)
 
     def record_event(self, event: Any = None) -> Any:
         event = event or _Event(self._card)
-        event.record()
+        event.record(self)
         return event
 
 
@@ -689,6 +761,10 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
             "allocated_bytes.all.current": allocator.allocated_bytes,
         }
 
+    def stream(device: Any = None, **_: Any) -> _Stream:
+        card.streams.append(_Stream(card))
+        return card.streams[-1]
+
     rng = torch.get_rng_state()
 
     def when_open(act: Callable[[], None]) -> None:
@@ -735,9 +811,10 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "Event": lambda enable_timing=False, **options: _Event(card, enable_timing, **options),
-        "current_stream": lambda device=None: _Stream(card),
-        "default_stream": lambda device=None: _Stream(card),
-        "stream": lambda stream: contextlib.nullcontext(),
+        "Stream": stream,
+        "current_stream": lambda device=None: card.stream,
+        "default_stream": lambda device=None: card.streams[0],
+        "stream": card.on,
     }
     for name, function in functions.items():
         patch.setattr(torch.cuda, name, function)
@@ -749,13 +826,33 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
         return make_fake(cls, mode, elem, _on_host(device), *args, **kwargs)
 
     patch.setattr(FakeTensor, "__new__", staticmethod(on_host))
+    _patch_saved(patch, card)
     patch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: card.pin(tensor), raising=False)
     patch.setattr(torch.Tensor, "is_pinned", lambda tensor, device=None: card.is_pinned(tensor), raising=False)
     patch.setattr(torch.accelerator, "is_available", lambda: True)
     patch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
     patch.setattr(torch.accelerator, "set_device_index", lambda device: card.take(numbered(device)))
     patch.setattr(torch.accelerator, "current_device_index", lambda: card.number)
-    patch.setattr(torch.accelerator, "current_stream", lambda device=None: _Stream(card))
+    patch.setattr(torch.accelerator, "current_stream", lambda device=None: card.stream)
+
+
+def _patch_saved(patch: pytest.MonkeyPatch, card: Card) -> None:
+    """torch calls hooks of saved tensors within an operation, where no function mode is asked: of this package's that
+    ask where a tensor is, these are told."""
+    begin = torch.autograd.graph.saved_tensors_hooks.__init__
+
+    def init(self: Any, *hooks: Callable[[Any], Any]) -> None:
+        def told(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def call(value: Any) -> Any:
+                with _Function(card):
+                    return hook(value)
+
+            return call
+
+        is_ours = hooks[0].__module__.startswith("autotune.techniques.support.disk")
+        begin(self, *(map(told, hooks) if is_ours else hooks))
+
+    patch.setattr(torch.autograd.graph.saved_tensors_hooks, "__init__", init)
 
 
 def _patch_autocast(patch: pytest.MonkeyPatch) -> None:

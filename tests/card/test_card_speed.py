@@ -170,7 +170,7 @@ class Turns:
 
     def wait(self, samples_per_s: float = 0.0, disturbed: float = 0.0) -> bool:
         card = self.card
-        assert card.now_s >= card._free_at_s
+        assert card.now_s >= card.stream.free_at_s
         self.rates.append(samples_per_s)
         card.host(5.0)
         self.at_rest_s += 5.0

@@ -202,3 +202,40 @@ def test_a_plan_is_applied_and_trains_on_the_card(card: Card) -> None:
     assert next(training.model.parameters()).is_cuda
     steps.settle()
     assert card.waits == ["copy from pageable memory"] * 2 * 9 + ["synchronize"]
+
+
+def test_streams_do_their_work_at_once_and_an_event_orders_them(card: Card) -> None:
+    side, began_s = torch.cuda.Stream(), card.now_s
+    card.work(0.2)
+    with torch.cuda.stream(side):
+        card.work(0.1)
+        event = side.record_event()
+    torch.cuda.current_stream().wait_event(event)
+    card.work(0.1)
+    torch.cuda.synchronize()
+    assert card.now_s - began_s == pytest.approx(0.3, abs=0.001)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        card.work(0.1)
+    torch.cuda.synchronize()
+    assert card.now_s - began_s == pytest.approx(0.4, abs=0.001)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_stream_that_does_not_wait_for_another_s_copy_is_told(card: Card, waits: bool) -> None:
+    """A copy of 8 MB takes a second here: who writes, or gives back, what it reads has to wait."""
+    card.link_bytes_per_s = 8e6
+    side, x = torch.cuda.Stream(), torch.ones(2 * 10**6, device="cuda")
+    room = torch.empty(2 * 10**6).pin_memory()
+    for _ in range(2):
+        with torch.cuda.stream(side):
+            room.copy_(x, non_blocking=True)
+        if waits:
+            torch.cuda.current_stream().wait_stream(side)
+        x.add_(1)
+        del x
+        x = torch.ones(2 * 10**6, device="cuda")
+    del x
+    found = ["add_ while copy_ of another stream", "freed while copy_ of another stream uses it"]
+    assert card.races == ([] if waits else found * 2)
+    assert not card.waits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from search_tables import BF16, MIB, REFERENCE, Run, configurations, facts, opti
 
 from autotune.commands.verify import verify_plan
 from autotune.errors import NothingFits, StudyError, UserError
+from autotune.estimates.types import Prediction
 from autotune.plan import Budget, Peak, Plan
 from autotune.search_spaces import load_space
 from autotune.searches.events import TrialEnded
-from autotune.techniques import Device
+from autotune.techniques import Device, Settings
+from autotune.techniques.offload import Offload
 from autotune.workers import OutOfMemory
 from autotune.workers.table import TableExecutor
 
@@ -180,3 +183,25 @@ def test_more_workers_are_the_plan_only_where_they_are_faster_beyond_noise(gaine
     """A trial is within 3 % of the next one of the same. All wait for data, so that none is at the knee by that."""
     run = by_workers({0: 300.0, 1: 400.0, 2: 600.0, 4: 600.0 * gained, 8: 600.0 * gained**2})
     assert run.plan.settings.data_loading.num_workers == chosen
+
+
+@pytest.mark.parametrize(("moved", "is_tried"), [(300, True), (600, False)])
+def test_what_a_step_is_predicted_to_keep_on_the_host_counts_for_its_budget(moved: int, is_tried: bool):
+    """Of 1,400 MiB, the job takes 1,000 without it; it alone fits the card."""
+    Path("space.yaml").write_text("schema: autotune/space@1\noffload: [{kind: none}, {kind: activations, to: host}]\n")
+    known, away = facts(device=CARD, num_blocks=2), Offload(kind="activations", to="host")
+
+    def predict(settings: Settings) -> Prediction:
+        is_away = settings.offload == away
+        return Prediction(peak_bytes=(50 if is_away else 200) * MIB, host_bytes=moved * MIB if is_away else 0)
+
+    rows = [
+        row(one, peak_bytes=(predict(one).peak_bytes,), host_bytes=1000 * MIB)
+        for one in configurations(known, load_space("space.yaml"))
+    ]
+    executor = TableExecutor(known, rows, predict=predict)
+    asked = options(device="cuda", budget=100 * MIB, host_budget=1400 * MIB)
+    with nullcontext() if is_tried else pytest.raises(NothingFits):
+        run_search(asked, known=known, executor=executor)
+    tried = (one.plan.settings.offload for one in executor.requests if one.kind == "measure")
+    assert (away in tried) == is_tried

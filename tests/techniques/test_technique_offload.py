@@ -27,7 +27,7 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile
 from autotune.techniques.layers import Layers
 from autotune.techniques.offload import Offload
-from autotune.techniques.support.disk import offloading, saved_to_disk
+from autotune.techniques.support.disk import offloading, saved_elsewhere
 from autotune.techniques.support.disk.saved_to_disk import Disk
 from autotune.testing.techniques import TechniqueContract
 
@@ -46,7 +46,7 @@ class TestOffload(TechniqueContract):
     @pytest.fixture
     def _everything(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Tensors of any size: the zoo's are small."""
-        for module in (offload, offloading, saved_to_disk):
+        for module in (offload, offloading, saved_elsewhere):
             monkeypatch.setattr(module, "_LEAST_BYTES", 1)
 
 
@@ -133,7 +133,7 @@ def test_parts_of_one_tensor_are_written_once(number):
 def test_a_tensor_that_was_changed_since_is_another():
     """Both values are had again: that of before the change, and that of after it."""
     disk, x = Disk(), torch.zeros(SAMPLES, FEATURES)
-    pack = disk.saving(set())
+    pack = disk.saving(nn.Identity())
     before = pack(x)
     x.add_(1)
     after = pack(x)

@@ -7,18 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from search_tables import facts
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import autotune
 from autotune.errors import PlanError, TaskError
 from autotune.plan import Inference as OfInference
-from autotune.plan import Plan
+from autotune.plan import Plan, TaskRef
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.offload import Offload
 from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.techniques.quantization import Quantization
+from autotune.techniques.support.disk.offloaded_weight import OffloadedWeight
+from autotune.training.fingerprint import identify
 from autotune.training.forward.inference import Inference
 from autotune.training.training import Training
 
@@ -92,16 +96,50 @@ def test_what_trains_is_refused():
         autotune.apply_to_optimizer(plan(), torch.optim.SGD([torch.ones(1)], lr=0.1))
 
 
-@pytest.mark.parametrize("one", [Checkpointing(kind="blocks"), OptimizerStep(kind="in_backward")])
+@pytest.mark.parametrize(
+    "one", [Checkpointing(kind="blocks"), OptimizerStep(kind="in_backward"), Offload(kind="activations")]
+)
 def test_a_row_that_is_of_training_is_refused_in_words(one):
     with pytest.raises(PlanError, match=f"settings.{one.name}: .*, and the plan is for inference"):
         autotune.apply(plan(**{one.name: one}), task())
 
 
+def test_weights_that_a_task_builds_to_train_are_in_a_file_in_inference():
+    """Of all blocks, with outputs to the bit; the task is the one that the plan was found for, and its own model still
+    trains."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+
+    job = dataclasses.replace(task(), build_model=build, build_dataset=lambda: TensorDataset(torch.randn(6, 256)))
+    stock = autotune.apply(plan(batch=Batch(micro=4)), job)
+    found, _ = identify(stock.model, job.build_dataset())
+    offloaded = plan(batch=Batch(micro=4), offload=Offload(kind="parameters")).model_copy(
+        update={"task": TaskRef(source="model.py", fingerprint=found)}
+    )
+    ours = autotune.apply(offloaded, job)
+    assert [isinstance(one.weight, OffloadedWeight) for one in ours.model] == [True] * 3
+    for _ in range(2):
+        for batch, other in zip(ours.loader, stock.loader, strict=True):
+            assert torch.equal(ours.infer(batch)["logits"], stock.infer(other)["logits"])
+    assert ours.model[0].weight._content._held is None
+    assert all(one.requires_grad for one in job.for_inference().build_model().parameters())
+
+
+def test_a_search_for_inference_finds_weights_that_are_worth_a_file():
+    known = facts(inference=True, num_parameters=2**20, num_trainable=2**20, num_blocks=3)
+    assert Offload.choices(known) == (Offload(), Offload(kind="parameters"))
+    assert Offload(kind="parameters").exactness(known) == "exact"
+    assert "1 KiB that do not train" in str(
+        Offload(kind="parameters").unavailable(known.model_copy(update={"num_parameters": 256}))
+    )
+
+
 def test_what_inference_leaves_out():
     """What is about backward, an optimizer, or recovery."""
     assert {name for name, one in TECHNIQUES.items() if one.not_in_inference} == {
-        "variant", "pruning", "low_rank", "layers", "checkpointing", "offload", "parallel", "optimizer",
+        "variant", "pruning", "low_rank", "layers", "checkpointing", "parallel", "optimizer",
         "optimizer_state", "optimizer_step", "sparse_gradients", "lazy_adam", "reversible", "trained_weights",
     }  # fmt: skip
 

@@ -27,6 +27,7 @@ from ...measure.profiling.watch import watched_step
 from ...plan import Plan
 from ...task import Task
 from ...techniques.batch import Batch
+from ...techniques.support.disk.saved_to_host import most_host_bytes
 from ...training.apply_pieces import apply_to_optimizer
 from ...training.apply_plan import apply, build_loader
 from ...training.skip_init import skip_init
@@ -55,6 +56,8 @@ class TracedStep:
     """Work by module and phase."""
     possible_bytes: int = 0
     """Most that one kernel may take for itself beside what is known."""
+    host_bytes: int = 0
+    """What is in the host's memory at a time, of a step on a card."""
 
 
 class FakeTraining:
@@ -132,7 +135,7 @@ class FakeTraining:
                 for parameter in tracer.idle:  # no step gives it a gradient: the optimizer knows nothing of it
                     self._given.remove(parameter)
                     del self._optimizer.state[parameter]
-        return TracedStep(tracer.trace(), work.by_place, scratch.possible_bytes)
+        return TracedStep(tracer.trace(), work.by_place, scratch.possible_bytes, most_host_bytes(training.model))
 
     def _give_state(self, training: Training, batch: Any) -> set[Tensor]:
         """Give the optimizer the state that it has after its first step, as if everything that trains got a gradient,

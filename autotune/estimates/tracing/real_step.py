@@ -40,6 +40,9 @@ class ProbedModel:
     work_of: tuple[Mapping[tuple[str, Phase], Work], ...] = ({}, {})
     """Work of the first and the last step."""
 
+    most_host_bytes: int = 0
+    """What the last step keeps in a card's host's memory."""
+
     def at(self, batch: int) -> Trace:
         """The largest step that was run."""
         return self.steps[-1]
@@ -57,6 +60,10 @@ class ProbedModel:
     def possible_bytes(self, batch: int) -> int:
         """What kernels may take for themselves is in the interval."""
         return 0
+
+    def host_bytes(self, batch: int) -> int:
+        """In proportion to the micro-batch."""
+        return round(self.most_host_bytes * batch / self.batches[-1])
 
     def interval(self, batch: int) -> Interval:
         """The peak with its interval, which is wider by as much as the middle step was off the line."""
@@ -78,7 +85,7 @@ def fit_probed_model(
     first, second, third = (probe.step(batch, accumulates) for batch in PROBES)
     if corresponds(first, second, third):
         return MemoryModel((first, second, third), lambda batch: probe.step(batch, accumulates), PROBES)
-    return ProbedModel(PROBES, (first.trace, second.trace, third.trace), (first.work, third.work))
+    return ProbedModel(PROBES, (first.trace, second.trace, third.trace), (first.work, third.work), third.host_bytes)
 
 
 class _Probe(FakeTraining):

@@ -82,6 +82,12 @@ class ConfigurationSpace:
         """The same space with other predictions."""
         return self._like(self.choices, foreseen)
 
+    def host_bytes(self, settings: Settings) -> int:
+        """What a step is predicted to keep in the host's memory, where that is not the device's; 0 where nothing is
+        predicted."""
+        known = self._foreseen.predict(settings)
+        return 0 if known is None else known.host_bytes
+
     def narrowed(self, fixed: Mapping[str, Technique]) -> ConfigurationSpace:
         """The same space with a single choice for some techniques; Optuna still sees all of them."""
         assert not any(choice.ordered for choice in fixed.values()), "Optuna sees their place in the whole row"

@@ -29,11 +29,17 @@ class Loaders:
         self._study, self._facts = study, study.record.facts
         self._is_card = self._facts.device.type == "cuda"
 
-    def witness(self, settings: Settings) -> Tried | None:
-        """What a trial would show that need not be run; None where it has to."""
-        if not settings.num_loading(self._facts) and not settings.host_cached_bytes(self._facts):
+    def witness(self, settings: Settings, step_bytes: int = 0) -> Tried | None:
+        """What a trial would show that need not be run; None where it has to.
+
+        Args:
+            settings: of the trial.
+            step_bytes: what a step of it is predicted to keep in a card's host's memory.
+        """
+        is_stock = not settings.num_loading(self._facts) and not settings.host_cached_bytes(self._facts)
+        if is_stock and not step_bytes:
             return None
-        return self._over(settings) or self._at_knee(settings)
+        return self._over(settings, step_bytes) or (None if is_stock else self._at_knee(settings))
 
     def fewest(self, first: Tried) -> Tried:
         """Of usable trials that are the same but for the loader and not slower beyond noise, that of fewest workers;
@@ -77,11 +83,14 @@ class Loaders:
         each = max(max(taken - ready * sample_bytes, 0.0) / of_row for of_row, ready, taken in seen)
         return round(number * each + self._num_ready(settings) * sample_bytes)
 
-    def _over(self, settings: Settings) -> Tried | None:
+    def _over(self, settings: Settings, step_bytes: int) -> Tried | None:
         """As a trial that is over the host's budget, where that is foreseen."""
         budget = self._study.record.budget
         needed = None if budget.host is None else self.host_bytes(settings)
-        if needed is None or budget.host is None or needed * (1 + budget.margin) <= budget.host:
+        if needed is None or budget.host is None:
+            return None
+        needed += step_bytes
+        if needed * (1 + budget.margin) <= budget.host:
             return None
         said = f"{format_bytes(ceil_mib(needed))} of the host's memory are expected, by what others took"
         outcome = OutOfMemory(peak_bytes=needed, message=said, of_host=self._is_card)

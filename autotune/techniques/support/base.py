@@ -206,6 +206,10 @@ class Technique(BaseModel):
         """Why this setting cannot be had for this model and device, in words; None when it can."""
         return None
 
+    def beyond_inference(self) -> str | None:
+        """Why no plan for inference can have this setting, in words; None where one can."""
+        return self.not_in_inference
+
     @classmethod
     def left_to(cls, script: ScriptFacts) -> str | None:
         """What an unedited script does that stands in the way of this technique, in words; None where nothing does."""
@@ -250,6 +254,10 @@ class Technique(BaseModel):
     def host_cached_bytes(self, facts: Facts) -> int:
         """Bytes that it keeps in the host's memory in the same way, where that is not the device's."""
         return 0
+
+    def fills_host(self, facts: Facts) -> bool:
+        """Whether it takes host memory at all where that is not the device's, for good or while a step runs."""
+        return self.host_cached_bytes(facts) > 0
 
     def num_loading(self, facts: Facts) -> int:
         """Processes that load data beside the training."""

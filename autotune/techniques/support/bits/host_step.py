@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..apart import OF_A_SCALER, step_of
+from ..pinned import pinned
 from .flat import flat, is_dense, of_strides
 
 if TYPE_CHECKING:
@@ -72,11 +73,8 @@ class HostStep:
 
     def _room(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         """Pinned memory for a piece of a parameter and of its gradient."""
-        import torch
-
         if parameter.dtype not in self._rooms:
-            rooms = (torch.empty(self._piece, dtype=parameter.dtype, device="cpu").pin_memory() for _ in range(2))
-            self._rooms[parameter.dtype] = (next(rooms), next(rooms))
+            self._rooms[parameter.dtype] = pinned(self._piece, parameter.dtype), pinned(self._piece, parameter.dtype)
         return self._rooms[parameter.dtype]
 
 

@@ -1,1 +1,1 @@
-"""What stands in an unnamed file until it is read."""
+"""What stands in an unnamed file, or on a card's host, until it is read."""

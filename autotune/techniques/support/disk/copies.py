@@ -1,0 +1,104 @@
+"""Copies between a card and the host's pinned memory, beside what the card computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..pinned import pinned, pinned_bytes
+from .saved_elsewhere import is_fake
+from .unnamed_file import bytes_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Flight = list[Any]
+"""The event of a copy that the computing stream has not waited for; else nothing."""
+
+
+class Copies:
+    """On a stream of their own, which does them in order. Each begins once what is queued to be computed by then is
+    done, so that its numbers are there, and memory that was used before is free."""
+
+    def __init__(self, device: torch.device) -> None:
+        """
+        Args:
+            device: the card.
+        """
+        self.device = device
+        self._stream: Any = None
+        self._free: dict[int, list[Tensor]] = {}
+        """Pinned memory by its size."""
+        self.most_bytes = 0
+        """That was had of the host at a time."""
+
+    def out(self, numbers: Tensor, flight: Flight) -> Any:
+        """Pinned memory that has these numbers, (bytes,) of uint8, once the copy has arrived."""
+        size = pinned_bytes(numbers.numel())
+        free = self._free.get(size)
+        if not free:
+            self.most_bytes += size
+        room = free.pop() if free else pinned(size, numbers.dtype)
+        self._copy(room[: numbers.numel()], numbers, flight)
+        return room
+
+    def back(self, room: Any, num_bytes: int, flight: Flight) -> Tensor:
+        """(num_bytes,) of uint8 on the card, once the copy has arrived."""
+        import torch
+
+        made = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        self._copy(made, room[:num_bytes], flight)
+        return made
+
+    def wait(self, flight: Flight) -> None:
+        """What is computed from here on begins once a copy has arrived; the host goes on."""
+        import torch
+
+        if flight:
+            torch.cuda.current_stream(self.device).wait_event(flight.pop())
+
+    def end(self, room: Any, flight: Flight) -> None:
+        """Nobody asks for it again: neither the card's memory nor the host's is used before a copy has."""
+        self.wait(flight)
+        self._free.setdefault(room.numel(), []).append(room)
+
+    def _copy(self, to: Tensor, numbers: Tensor, flight: Flight) -> None:
+        import torch
+
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            to.copy_(numbers, non_blocking=True)
+        flight[:] = [self._stream.record_event()]
+
+
+class Planned(Copies):
+    """For a card that is not here: the memory that they take on it, and of the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        """As every card's."""
+        super().__init__(device)
+        self._live_bytes = 0
+
+    def out(self, numbers: Tensor, flight: Flight) -> Any:
+        """What is not seen among tensors."""
+        size = pinned_bytes(numbers.untyped_storage().nbytes())
+        if not self._live_bytes:  # of each step by itself, whose batch may be another
+            self.most_bytes = 0
+        self._live_bytes += size
+        self.most_bytes = max(self.most_bytes, self._live_bytes)
+        return size, None if is_fake(numbers) else bytes(bytes_of(numbers))
+
+    def back(self, room: Any, num_bytes: int, flight: Flight) -> Tensor:
+        """As on the card."""
+        import torch
+
+        made = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        if room[1] is not None:
+            bytes_of(made)[:] = room[1]
+        return made
+
+    def end(self, room: Any, flight: Flight) -> None:
+        """As on the card."""
+        self._live_bytes -= room[0]
