@@ -49,10 +49,10 @@ def rows_of(batch: Any, num_samples: int, rows: slice) -> Any:
     each; the rest stays whole.
 
     Raises:
-        ValueError: a list of as many tensors as samples, which may be either.
+        ValueError: a list of as many tensors as samples, which may be either; or a sparse tensor of blocks.
     """
     if isinstance(batch, torch.Tensor):
-        return batch[rows] if batch.dim() and len(batch) == num_samples else batch
+        return _rows(batch, rows) if batch.dim() and len(batch) == num_samples else batch
     if isinstance(batch, (list, tuple)) and len(batch) == num_samples and not hasattr(batch, "_fields"):
         is_cut = [isinstance(one, torch.Tensor) and one.dim() > 0 and len(one) == num_samples for one in batch]
         if all(is_cut) and len({(one.dtype, one.dim()) for one in batch}) == 1:
@@ -60,6 +60,35 @@ def rows_of(batch: Any, num_samples: int, rows: slice) -> Any:
         if not any(is_cut):
             return batch[rows]
     return _rebuilt(batch, lambda value: rows_of(value, num_samples, rows))
+
+
+def _rows(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
+    """Some rows; torch slices no sparse tensor, and selects from one by coordinates alone."""
+    if tensor.layout is torch.strided:
+        return tensor[rows]
+    if tensor.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
+        raise ValueError(f"rows of a tensor in {tensor.layout} are not taken: use sparse_coo or sparse_csr")
+    places = torch.arange(*rows.indices(len(tensor)), device=tensor.device)
+    found: torch.Tensor = tensor.to_sparse(layout=torch.sparse_coo).index_select(0, places)
+    return found.to_sparse(layout=tensor.layout)
+
+
+def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that a sparse one is made of, in torch's order; of any other itself."""
+    match tensor.layout:
+        case torch.sparse_coo:
+            return tensor._indices(), tensor._values()
+        case torch.sparse_csr | torch.sparse_bsr:
+            return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+        case torch.sparse_csc | torch.sparse_bsc:
+            return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
+
+
+def bytes_in(nested: Any) -> int:
+    """Bytes of the tensors of a nested batch; of a sparse one, of what it stores."""
+    parts = (part for tensor in tensors_in(nested) for part in dense_parts(tensor))
+    return sum(part.numel() * part.element_size() for part in parts)
 
 
 def mapped(batch: Any, each: Callable[[torch.Tensor], torch.Tensor]) -> Any:

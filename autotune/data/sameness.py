@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from ..errors import Caught
-from ..nested import tensors_in
+from ..nested import dense_parts, tensors_in
 from ..randomness import alike, random_state, seed_everything, undisturbed
 
 NUM_SAMPLES = 16
@@ -122,9 +122,15 @@ def spread(length: int, count: int) -> list[int]:
 def same_tensors(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
     """Whether two samples hold the same; NaN is the same as NaN."""
     return len(left) == len(right) and all(
-        a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (a.ne(a) & b.ne(b))).all())
+        a.dtype == b.dtype and a.shape == b.shape and a.layout == b.layout and _same_content(a, b)
         for a, b in zip(left, right, strict=True)
     )
+
+
+def _same_content(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if len(dense_parts(a)) > 1:
+        return same_tensors(dense_parts(a), dense_parts(b))
+    return bool(((a == b) | (a.ne(a) & b.ne(b))).all())
 
 
 def _digest(dataset: Any) -> tuple[str | None, str]:
@@ -201,6 +207,8 @@ def _held(cell: Any) -> Any:
 
 def _content(tensor: torch.Tensor) -> Any:
     """All of it, or of a large one what is there at many places; its version tells of what torch writes into it."""
+    if len(dense_parts(tensor)) > 1:
+        return tuple(tensor.shape), [_content(part) for part in dense_parts(tensor)]
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return tuple(tensor.shape), tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
     flat = tensor.detach().reshape(-1) if tensor.numel() * tensor.element_size() <= _MOST_BYTES else _at_places(tensor)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..nested import tensors_in
+from ..nested import bytes_in
 from ..units import MIB, format_bytes, size
 from . import context
 
@@ -37,7 +37,7 @@ class _Cap:
     """What the context comes to once a step was made, as far as that is known; else 0."""
     num_steps: int = 0
     largest: int = 0
-    """Elements of the largest batch so far."""
+    """Bytes of the largest batch so far."""
     is_aside: bool = False
     """Whether it is lifted, for one step."""
     most_allocated: int = 0
@@ -107,9 +107,9 @@ def batch_comes(batch: Any) -> None:
     cap = _in_force()
     if cap is None or cap.is_enforced:
         return
-    num_elements = sum(tensor.numel() for tensor in tensors_in(batch))
-    if num_elements > cap.largest:
-        cap.largest = num_elements
+    num_bytes = bytes_in(batch)
+    if num_bytes > cap.largest:
+        cap.largest = num_bytes
         if cap.num_steps:
             stand_aside()
 

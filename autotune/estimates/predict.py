@@ -248,13 +248,15 @@ def _prediction(predictor: Predictor, settings: Settings) -> Prediction:
     memory_model = predictor.memory_model(micro).memory_model
     step, optimizer = memory_model.work(micro)
     seen = micro * min(passes, 2)  # samples of the step that was traced
-    process, live = predictor.process(micro, settings), memory_model.at(micro).live_bytes()
+    process, trace = predictor.process(micro, settings), memory_model.at(micro)
+    live = trace.live_bytes()
     return Prediction(
         peak_bytes=process.value,
         high_bytes=process.high,
         step_bytes=max(live) - live[0],
         tensor_bytes=max(live),
         host_bytes=memory_model.host_bytes(micro),
+        beside_bytes=trace.peak_beside("parameter", "gradient", "optimizer_state"),
         flops_per_sample=step.flops / seen + optimizer.flops / num_samples,
         bytes_per_sample=step.num_bytes / seen + optimizer.num_bytes / num_samples,
     )

@@ -169,6 +169,9 @@ class Prediction(_Frozen):
     """The tensors at their peak; 0 where that is not known."""
     host_bytes: int = 0
     """What a step on a card keeps in the host's memory at a time."""
+    beside_bytes: int = 0
+    """The most that is alive of them at once beside parameters, gradients and optimizer state; 0 where that is not
+    known."""
     flops_per_sample: float | None = None
     """Floating-point operations of a training step."""
     bytes_per_sample: float | None = None

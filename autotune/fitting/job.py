@@ -23,7 +23,7 @@ from ..measure import InspectOptions
 from ..measure.dataset import DatasetFacts
 from ..measure.facts import build_facts
 from ..measure.processes import own_peak_bytes, resident_bytes
-from ..nested import tensors_in, to_device
+from ..nested import dense_parts, tensors_in, to_device
 from ..plan import Plan
 from ..randomness import undisturbed
 from ..ranks import by_itself, this_rank
@@ -135,7 +135,8 @@ class Job:
         optimizer = self._optimizer if isinstance(self._optimizer, torch.optim.Optimizer) else None
         state = [] if optimizer is None else [*optimizer.state.values()]
         tensors = itertools.chain(self._model.parameters(), self._model.buffers(), tensors_in([self._batch, state]))
-        there = (one.untyped_storage() for one in tensors if one.device.type == kind)
+        parts = itertools.chain.from_iterable(map(dense_parts, tensors))
+        there = (one.untyped_storage() for one in parts if one.device.type == kind)
         own = sum({one._cdata: one.nbytes() for one in there}.values())
         gradients = sum(p.numel() * p.element_size() for p in self._model.parameters() if p.requires_grad)
         more = gradients if self._num_ranks > 1 else 0  # buckets of DistributedDataParallel are a copy of them

@@ -12,7 +12,7 @@ from ..data.loader import EMPTY
 from ..data.own_loader import OwnLoader
 from ..data.sameness import NUM_SAMPLES, mixed, reads_alike
 from ..errors import TaskError
-from ..nested import tensors_in
+from ..nested import bytes_in, tensors_in
 from ..task import Task
 
 _BATCHES = 4
@@ -64,7 +64,7 @@ def inspect_dataset(task: Task, dataset: Any) -> DatasetFacts:
     collate = task.collate or default_collate
     collated = [list(tensors_in(collate([sample]))) for sample in samples]
     shapes = {tuple((t.dtype, t.shape) for t in tensors) for tensors in collated}
-    sizes = [sum(t.numel() * t.element_size() for t in tensors) for tensors in collated]
+    sizes = [bytes_in(tensors) for tensors in collated]
     return DatasetFacts(
         samples=samples[:NUM_SAMPLES],
         length=length,

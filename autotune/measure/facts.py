@@ -75,10 +75,14 @@ def build_facts(
 def _of_model(model: nn.Module, paths: Sequence[str]) -> dict[str, Any]:
     blocks = find_blocks(model, paths)
     parameters = list(model.parameters())
+    in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
     return {
         "num_parameters": sum(p.numel() for p in parameters),
         "num_trainable": sum(p.numel() for p in parameters if p.requires_grad),
         "num_blocks": len(blocks),
+        "block_bytes": max((sum(p.nbytes for p in block.parameters()) for block in blocks), default=0),
+        "outside_bytes": sum(p.nbytes for p in parameters if id(p) not in in_blocks),
+        "buffer_bytes": sum(buffer.nbytes for buffer in model.buffers()),
         "block_name": " or ".join(dict.fromkeys(type(block).__name__ for block in blocks)),
         "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
     }

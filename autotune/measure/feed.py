@@ -8,15 +8,15 @@ from typing import Any
 from ..data.loader import Loader
 from ..data.positions import Position
 from ..errors import TaskError
-from ..nested import tensors_in
+from ..nested import bytes_in
 from .timing.moments import Gap, Gaps
 
 _END = object()
 
 
 def largest(batches: Iterable[Any]) -> Any:
-    """The first of those batches whose tensors have most elements."""
-    return max(batches, key=lambda batch: sum(tensor.numel() for tensor in tensors_in(batch)))
+    """The first of those batches whose tensors take most bytes."""
+    return max(batches, key=bytes_in)
 
 
 def repeated(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from . import Settings
 
 _THREADS = "OMP_NUM_THREADS"
+_NUMBER_BYTES = 4
 
 
 class Parallel(Technique):
@@ -53,11 +54,14 @@ class Parallel(Technique):
     """Samples in one optimizer step of all processes, where unlike devices have unequal shares of them: ``batch`` is
     then this process's own. Absent, ``batch`` is that of all."""
     comm_hook: Literal["allreduce", "fp16_compress", "bf16_compress"] = "allreduce"
-    """How ``ddp`` exchanges gradients: as they are, or in half the bytes (torch's hooks of these names). gloo exchanges
-    no bf16."""
+    """How ``ddp`` exchanges gradients: as they are, or in half the bytes (torch's hooks of these names). torch takes
+    that of bf16 over NCCL alone."""
     reshard: bool = True
     """Whether ``fsdp`` frees a block's gathered parameters after its forward pass, and gathers them again for backward
     (torch's ``reshard_after_forward``); without, they stay until backward."""
+    cpu_offload: bool = False
+    """Whether ``fsdp`` keeps its shards of parameters, gradients and optimizer state in the host's memory, where the
+    optimizer steps (torch's ``CPUOffloadPolicy``); a block's parameters are on the card while they are gathered."""
 
     @model_validator(mode="after")
     def _check_processes(self) -> Parallel:
@@ -79,6 +83,8 @@ class Parallel(Technique):
             raise ValueError(f"comm_hook: kind {self.kind} has none. Leave it out, or use kind: ddp.")
         if self.kind != "fsdp" and not self.reshard:
             raise ValueError(f"reshard: kind {self.kind} gathers no parameters. Leave it out, or use kind: fsdp.")
+        if self.kind != "fsdp" and self.cpu_offload:
+            raise ValueError(f"cpu_offload: kind {self.kind} has no shards. Leave it out, or use kind: fsdp.")
         return self
 
     @property
@@ -93,7 +99,8 @@ class Parallel(Technique):
         share = f", a share of {self.effective} samples" if self.effective else ""
         hook = "" if self.comm_hook == "allreduce" else f", gradients exchanged in {self.comm_hook[:4]}"
         kept = "" if self.reshard else ", gathered parameters kept until backward"
-        return f"{self.kind} over {_counted(self.processes)}{share}{hook}{kept}"
+        host = ", shards on the host" if self.cpu_offload else ""
+        return f"{self.kind} over {_counted(self.processes)}{share}{hook}{kept}{host}"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Parallel, ...]:
@@ -120,6 +127,8 @@ class Parallel(Technique):
             return f"{self.processes} processes take as many {what}, and a trial has {facts.num_devices} here"
         if self.comm_hook == "bf16_compress" and facts.device.type != "cuda":
             return "torch exchanges gradients in bf16 on CUDA only: use fp16_compress"
+        if self.cpu_offload and facts.device.type == "cpu":
+            return "cpu_offload: shards are on the host already, as all of a CPU's job is"
         if self.effective is not None:
             return "a trial has like devices: `autotune search --devices` shares a training out over unlike ones"
         if self.num_shares > 1 and facts.dataset_kind == "iterable" and facts.ranks == 1:
@@ -145,9 +154,9 @@ class Parallel(Technique):
         """What a model lacks that a script or a framework has wrapped, and what to do; None where it lacks nothing."""
         if self.kind == "tensor":
             return "parallel: kind tensor is for autotune.apply, which splits the model itself. Use ddp here."
-        if self.comm_hook == "allreduce" and self.reshard:
+        own = {"comm_hook": self.comm_hook != "allreduce", "reshard": not self.reshard, "cpu_offload": self.cpu_offload}
+        if (name := next((one for one, is_set in own.items() if is_set), None)) is None:
             return None
-        name = "reshard" if self.reshard is False else "comm_hook"
         return f"parallel: {name} is for autotune.apply, which wraps the model itself. Leave it out here."
 
     def conflicts(self, settings: Settings) -> str | None:
@@ -168,9 +177,36 @@ class Parallel(Technique):
         """As one process, whose memory is charged so many times."""
         return Parallel()
 
+    def bytes_on_card(self, beside_bytes: int, facts: Facts) -> int | None:
+        """Bytes of tensors at their peak, at most, on a card whose shards are on the host; None where those are on the
+        device, or nothing is known of the model.
+
+        It is there whole before it is shared out. In a step what is outside of blocks stays gathered, beside the buffer
+        that it was gathered in, and so do a block and the next; in backward their gradients come on top, the input of
+        the exchange, and its result.
+
+        Args:
+            beside_bytes: of a step's other tensors.
+            facts: of the task.
+        """
+        if not self.cpu_offload or facts.device.type == "cpu" or not facts.block_bytes + facts.outside_bytes:
+            return None
+        outside, block = facts.outside_bytes, facts.block_bytes
+        in_block = 2 * outside + (4 + 4 / self.processes) * block
+        at_end = (3 + 2 / self.processes) * outside + 2 * block
+        in_step = round(max(in_block, at_end)) + beside_bytes
+        return max(in_step, _NUMBER_BYTES * facts.num_parameters) + facts.buffer_bytes
+
+    def host_cached_bytes(self, facts: Facts) -> int:
+        """The shards of all processes."""
+        if not self.cpu_offload or facts.device.type == "cpu":
+            return 0
+        return _NUMBER_BYTES * (facts.num_parameters + facts.num_trainable * (1 + facts.optimizer_states))
+
     def times_charged(self, facts: Facts) -> int | None:
-        """On a CPU, of each process; on CUDA, a device's own. What a shard or a part takes is not predicted."""
-        if self.kind in ("fsdp", "tensor"):
+        """On a CPU, of each process; on CUDA, a device's own. What a shard on the device, or a part, takes is not
+        predicted."""
+        if self.kind in ("fsdp", "tensor") and self.bytes_on_card(0, facts) is None:
             return None
         return self.processes if facts.device.type == "cpu" else 1
 
@@ -233,12 +269,19 @@ class Parallel(Technique):
             split(model, self.processes)
             return model
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
         device = next(p.device.type for p in model.parameters())
-        mesh = init_device_mesh(device, (self.processes,))
+        policy = CPUOffloadPolicy(pin_memory=device != "cpu") if self.cpu_offload else OffloadPolicy()
+        if self.cpu_offload and "cpu:" not in dist.get_backend_config():
+            raise PlanError(
+                "settings.parallel.cpu_offload: the norm of gradients, and the state, of shards on the host are "
+                f"exchanged there, but this group of processes has {dist.get_backend_config()} (torch: No backend type "
+                'associated with device type cpu). Join it by init_process_group("cpu:gloo,cuda:nccl").'
+            )
+        mesh, reshard = init_device_mesh(device, (self.processes,)), None if self.reshard else False
         for module in (*dict.fromkeys(blocks), model):
-            fully_shard(module, mesh=mesh, reshard_after_forward=None if self.reshard else False)
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshard, offload_policy=policy)
         return model
 
     def on_optimizer(

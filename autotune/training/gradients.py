@@ -131,7 +131,7 @@ class Gradients:
             return
         factor = self._expected / divisor(self._weight)
         for gradient in (p.grad for p in self.parameters if p.grad is not None):
-            gradient.mul_(factor)
+            gradient.mul_(factor.to(gradient.device) if isinstance(factor, Tensor) else factor)
 
     def clip(self, model: nn.Module, max_norm: float) -> None:
         """To a norm over all parameters, in the model's order: its bits depend on that."""

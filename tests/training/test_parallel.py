@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_pair import run_as_two
+from gloo_pair import run_as_two, told_by
 from line_task import Stream, floats, line
 from search_tables import facts
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ import autotune
 from autotune.data.cut import Cut
 from autotune.errors import PlanError, TaskError
 from autotune.plan import Plan
-from autotune.ranks import Ranks
+from autotune.ranks import Ranks, world_size
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
@@ -38,8 +38,11 @@ from autotune.training.together import check_can_halve
 
 DDP, FSDP = Parallel(kind="ddp", processes=2), Parallel(kind="fsdp", processes=2)
 HALF = DDP.model_copy(update={"comm_hook": "fp16_compress"})
+IN_BF16 = DDP.model_copy(update={"comm_hook": "bf16_compress"})
 KEPT = FSDP.model_copy(update={"reshard": False})
+ON_HOST = FSDP.model_copy(update={"cpu_offload": True})
 BATCH = Batch(micro=4, accumulate=4)
+KINDS = {"ddp": DDP, "fsdp": FSDP, "on host": ON_HOST}
 
 
 class TestParallel(TechniqueContract):
@@ -135,10 +138,11 @@ def some_parameters(model: nn.Module) -> list[float]:
     return [float(value) for one in whole for value in one.flatten()[:2]]
 
 
-def in_half(rank: int) -> dict[str, bool]:
-    """Whether the gradients of a step, once exchanged, are numbers that fp16 has."""
+def in_half(rank: int) -> dict[str, list[bool]]:
+    """Whether the gradients of a step, once exchanged, are numbers that fp16 has, and bf16. gloo sums bf16, though
+    torch's check of hooks asks for NCCL."""
     found = {}
-    for parallel in (DDP, HALF):
+    for parallel in (DDP, HALF, IN_BF16):
         training = autotune.apply(Plan(settings=Settings(batch=BATCH, parallel=parallel)), task(), seed=5)
         for batch in training.loader:
             with training.forward_context():
@@ -146,8 +150,17 @@ def in_half(rank: int) -> dict[str, bool]:
             if training.backward(loss):
                 break
         gradients = [p.grad for p in training.model.parameters()]
-        found[parallel.comm_hook] = all(torch.equal(one, one.half().float()) for one in gradients)
+        found[parallel.comm_hook] = [
+            all(torch.equal(one, one.to(dtype).float()) for one in gradients) for dtype in (torch.half, torch.bfloat16)
+        ]
     return found
+
+
+def checked_by_nobody(act: Callable[[int], Any], rank: int) -> Any:
+    """Without torch's check of what a hook of gradients needs."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(nn.parallel.DistributedDataParallel, "_check_comm_hook", lambda self, hook: None)
+        return act(rank)
 
 
 def drawn(rank: int) -> dict[str, Any]:
@@ -221,6 +234,7 @@ def refusals(rank: int) -> dict[str, str]:
         "stream": lambda: autotune.apply(plan, line(Stream(floats(8)))),
         "sampler": lambda: autotune.apply(plan, task(build_sampler=DistributedSampler)),
         "beside": step_beside,
+        "bf16": lambda: autotune.apply(Plan(settings=Settings(batch=BATCH, parallel=IN_BF16)), task()),
     }
     return {name: _said(act) for name, act in tried.items()}
 
@@ -238,15 +252,19 @@ def _said(act: Callable[[], Any]) -> str:
 
 
 def found_by(rank: int) -> dict[str, Any]:
-    """All that needs two processes, in one pair of them."""
+    """All that needs two processes, in one pair of them; of more, what they train."""
     warnings.simplefilter("ignore")
-    return {
-        "ddp": {name: trained(rank, name, DDP) for name in CASES},
-        "fsdp": {name: trained(rank, name, FSDP) for name in CASES},
+    found: dict[str, Any] = {}
+    for kind, parallel in KINDS.items():
+        of_all = parallel.model_copy(update={"processes": world_size()})
+        found[kind] = {name: trained(rank, name, of_all) for name in CASES}
+    if world_size() > 2:
+        return found
+    return found | {
         "fewer bits": {kind: in_fewer_bits(DDP, kind) for kind in CODES},
         "half": trained(rank, "plain", HALF),
         "kept": trained(rank, "plain", KEPT),
-        "in half": in_half(rank),
+        "in half": checked_by_nobody(in_half, rank),
         "drawn": drawn(rank),
         "in pieces": in_pieces(rank),
         "resumed": resumed(rank),
@@ -254,22 +272,43 @@ def found_by(rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-@pytest.mark.parametrize("name", CASES)
-def test_two_processes_train_what_one_does(pair, name, kind):
-    """Losses and parameters of each step, over three epochs, to rounding; both processes hold the same."""
+def check_like_one(found: list[dict[str, Any]], name: str, kind: str) -> None:
+    """Losses and parameters of each step, over three epochs, to rounding; all processes hold the same."""
     alone = trained(0, name, Parallel())
-    first, second = (one[kind][name] for one in pair)
-    assert first == second
+    first, *others = (one[kind][name] for one in found)
+    assert all(one == first for one in others)
     assert len(first) == len(alone) == 9
     assert torch.allclose(torch.tensor(first), torch.tensor(alone), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_train_what_one_does(pair, name, kind):
+    check_like_one(pair, name, kind)
+
+
+@pytest.mark.slow
+def test_four_processes_train_what_one_does(tmp_path):
+    found, _ = told_by(__file__, tmp_path, 4)
+    for kind in KINDS:
+        for name in CASES:
+            check_like_one(found, name, kind)
+
+
+@pytest.mark.slow
+def test_shards_on_the_host_train_to_the_bit_as_those_on_the_device(pair):
+    assert all(one["on host"] == one["fsdp"] for one in pair)
+
+
+@pytest.mark.slow
 def test_gradients_are_exchanged_in_half_the_bytes_where_a_plan_says_so(pair):
     """fp16 has 11 bits: after nine steps losses and parameters are within their rounding, and not equal."""
-    assert all(one["in half"] == {"allreduce": False, "fp16_compress": True} for one in pair)
+    expected = {"allreduce": [False, False], "fp16_compress": [True, False]}
+    for one in pair:
+        in_bf16 = one["in half"].pop("bf16_compress")
+        assert one["in half"] == expected
+        assert in_bf16[1]
     whole, half = (torch.tensor(one) for one in (pair[0]["ddp"]["plain"], pair[0]["half"]))
     assert pair[0]["half"] == pair[1]["half"]
     assert torch.allclose(whole, half, rtol=0.01, atol=2e-3)
@@ -323,6 +362,7 @@ REFUSED = {
     "stream": "every process would read the same samples of an iterable dataset",
     "sampler": "returned a DistributedSampler, but samples are shared out",
     "beside": "compute_loss trained without calling the model itself",
+    "bf16": "torch refuses bf16_compress here: BF16 all reduce communication hook required",
 }
 
 
@@ -364,6 +404,11 @@ def test_bad_numbers_of_processes_are_refused():
         Parallel(kind="fsdp", processes=2, comm_hook="fp16_compress")
     with pytest.raises(ValueError, match="reshard: kind ddp gathers no parameters"):
         Parallel(kind="ddp", processes=2, reshard=False)
+    with pytest.raises(ValueError, match="cpu_offload: kind ddp has no shards"):
+        Parallel(kind="ddp", processes=2, cpu_offload=True)
+    assert ON_HOST.unavailable(facts(num_devices=2)) == (
+        "cpu_offload: shards are on the host already, as all of a CPU's job is"
+    )
     told = Parallel(kind="ddp", processes=2, comm_hook="bf16_compress").unavailable(facts(num_devices=2))
     assert told == "torch exchanges gradients in bf16 on CUDA only: use fp16_compress"
     told = Parallel(kind="ddp", processes=3).unavailable(facts(num_devices=2))

@@ -24,6 +24,7 @@ from ...measure.feed import largest, repeated
 from ...measure.profiling.allocations import Phase, Trace
 from ...measure.profiling.tracer import Sees, Shows, Tracer
 from ...measure.profiling.watch import watched_step
+from ...nested import dense_parts, tensors_in
 from ...plan import Plan
 from ...task import Task
 from ...techniques.batch import Batch
@@ -168,11 +169,18 @@ class FakeTraining:
         return training
 
     def _batch(self, micro: int) -> Any:
-        """A batch of copies of one sample, collated as fake tensors where the collate function reads no values."""
-        collate = self._spec.collate or default_collate
+        """A batch of copies of one sample, collated as fake tensors where the collate function reads no values.
+
+        Raises:
+            Untraceable: it is sparse.
+        """
+        collate, batch = self._spec.collate or default_collate, None
         with Caught(), self._fakes:  # a user's function may raise anything over fake tensors
-            return collate([self._copied(self._sample)] * micro)
-        return self._copied(collate([self._sample] * micro))
+            batch = collate([self._copied(self._sample)] * micro)
+        batch = self._copied(collate([self._sample] * micro)) if batch is None else batch
+        if any(len(dense_parts(one)) > 1 for one in tensors_in(batch)):
+            raise Untraceable("its batches are sparse, and fake tensors do not know how many values those have")
+        return batch
 
     def _step(self, training: Training, watch: Tracer, batch: Any) -> None:
         """Run an optimizer step."""

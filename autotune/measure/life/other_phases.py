@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ...errors import Caught
-from ...nested import rows_of, tensors_in
+from ...nested import bytes_in, rows_of
 from ...ranks import world_size
 from ...training.out_of_memory import is_out_of_memory
 from ...training.training import Training
@@ -89,4 +89,4 @@ def measure_saving(training: Training, charge: Charge, options: LifeOptions) -> 
 def state_bytes(training: Training) -> int:
     """What the state of model and optimizer takes."""
     states = (training.model.state_dict(), training.optimizer.state_dict())
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(states))
+    return bytes_in(states)

@@ -6,7 +6,7 @@ Nothing here knows whether the tensors were real or fake, so that predictions re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from itertools import accumulate, pairwise
 from typing import Final, Literal
@@ -98,6 +98,11 @@ class Trace:
     def peak_bytes(self) -> int:
         """Most bytes that are alive at once."""
         return max(self.live_bytes())
+
+    def peak_beside(self, *kinds: Kind) -> int:
+        """Most bytes that are alive at once of what is of none of these kinds."""
+        rest = (one for one in self.allocations if one.kind not in kinds)
+        return replace(self, allocations=tuple(rest)).peak_bytes()
 
     def alive_at(self, moment: int) -> Iterator[Allocation]:
         """What is alive at a moment, in order of birth."""

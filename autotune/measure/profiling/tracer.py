@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...nested import tensors_in
+from ...nested import dense_parts, tensors_in
 from .allocations import OUTSIDE, Allocation, Kind, Phase, Span, Trace
 from .module_tracker import Whereabouts
 from .parts import is_in_parts, parts_of
@@ -283,9 +283,7 @@ def _storages(tensor: Tensor, device_type: str) -> tuple[Any, ...]:
     """The storages of a tensor on this device; none for a tensor without a torch storage."""
     if tensor.device.type != device_type:
         return ()
-    if tensor.layout == torch.sparse_coo:
-        return tuple(part.untyped_storage() for part in (tensor._indices(), tensor._values()))
     try:
-        return (tensor.untyped_storage(),)
+        return tuple(part.untyped_storage() for part in dense_parts(tensor))
     except (NotImplementedError, RuntimeError, ValueError):  # opaque to torch as well: oneDNN's, or not there yet
         return ()

@@ -105,6 +105,8 @@ class _Foresight:
         if known is None or times is None:
             return None
         cached += self._workers_beyond(settings)
+        if (on_card := settings.parallel.bytes_on_card(known.beside_bytes, facts)) is not None:
+            cached += on_card - known.tensor_bytes
         more = cached + settings.may_hold(known.step_bytes, facts)
         if not more and times == 1:
             return known

@@ -193,6 +193,12 @@ class Facts(_Frozen):
     """Repeated blocks (or the root's children) that checkpointing can choose from."""
     block_name: str
     """Class of the repeated blocks, for people."""
+    block_bytes: int = 0
+    """Of the parameters of the largest of them."""
+    outside_bytes: int = 0
+    """Of the parameters outside of blocks."""
+    buffer_bytes: int = 0
+    """Of the model's buffers."""
     conv_dims: tuple[int, ...]
     """Spatial dimensions of the model's convolutions: (2,) for an image model, () for none."""
     tries_kernels: bool = False

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import TaskError
+from ...errors import PlanError, TaskError
 
 
 class Replica(DistributedDataParallel):
@@ -20,11 +20,19 @@ class Replica(DistributedDataParallel):
         Args:
             module: on its device; every rank's gets the parameters of rank 0's.
             comm_hook: how gradients are exchanged: ``allreduce``, or one of torch's hooks that compress them.
+
+        Raises:
+            PlanError: torch does not take that hook here.
         """
         self._was_called = False
         super().__init__(module, gradient_as_bucket_view=True)
         if comm_hook != "allreduce":
-            self.register_comm_hook(None, getattr(default_hooks, f"{comm_hook}_hook"))
+            try:
+                self.register_comm_hook(None, getattr(default_hooks, f"{comm_hook}_hook"))
+            except TypeError as error:  # of what this device or build of torch does not exchange
+                raise PlanError(
+                    f"settings.parallel.comm_hook: torch refuses {comm_hook} here: {error}. Use fp16_compress."
+                ) from error
 
     def __getattr__(self, name: str) -> Any:
         try:
