@@ -298,10 +298,18 @@ class Evaluation(_Section):
 class Inference(_Section):
     """Of a plan for inference: how its outputs were compared."""
 
-    tolerance: float = Field(ge=0, lt=1)
-    """How far each sample's outputs may be from those of the job as it stands, as a share of their norm."""
+    tolerance: float | None = Field(default=None, ge=0, lt=1)
+    """How far each sample's outputs may be from those of the job as it stands, as a share of their norm; absent where
+    ``evaluate`` judges in its place."""
     deviation: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """How far they are at most; absent where nothing was compared."""
+    max_drop: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """How far what ``evaluate`` says may be below what it says of the job as it stands, in its units; absent where it
+    does not judge."""
+    quality: float | None = Field(default=None, allow_inf_nan=False)
+    """What it said of the plan's model, without training, of its own examples."""
+    reference_quality: float | None = Field(default=None, allow_inf_nan=False)
+    """Of the job as it stands."""
 
 
 class QualityEvidence(_Section):
@@ -413,10 +421,10 @@ class Plan(_Section):
     """One row per technique that departs from the user's own setting."""
     exactness: dict[str, Exactness] = Field(default={})
     """How each of these may change the result of this task; empty in a plan written by hand."""
-    checked: Literal["losses", "sums", "outputs"] | None = None
+    checked: Literal["losses", "sums", "outputs", "quality"] | None = None
     """What of its first steps was held against the reference's: each loss, or, where runs differ by themselves, their
-    sum; of a script, the learning rates and the samples of a step too; of inference, its outputs. Absent where nothing
-    was."""
+    sum; of a script, the learning rates and the samples of a step too; of inference, its outputs, or
+    their structure and its quality. Absent where nothing was."""
     notes: tuple[str, ...] = ()
     """What a reader must know, such as an effective batch that was not held or a lossy choice."""
     predicted: Foreseen | None = None

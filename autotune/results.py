@@ -10,7 +10,7 @@ from typing import Literal
 from .estimates import Calibration, Estimate
 from .estimates.cards import Card
 from .measure.profiling.types import Profile
-from .plan import Evaluation, Evidence, Plan
+from .plan import Evaluation, Evidence, Inference, Plan
 from .search_spaces import Unavailable
 from .searches.options import SearchOptions
 from .searches.predicted.duration import Expected
@@ -60,6 +60,8 @@ class Verification:
     """Of several processes, the largest that each was charged, in their order."""
     deviation: float | None = None
     """Of inference: how far outputs are from those of the job as it stands, as a share of them; None of training."""
+    inferred: Inference | None = None
+    """Of inference whose quality is judged: it, and that of the job as it stands."""
 
     @property
     def holds(self) -> bool:

@@ -318,7 +318,7 @@ class Task:
         """
         if self.infers:
             return self
-        trains = ("build_optimizer", "after_backward", "after_step", "build_scheduler", "max_grad_norm", "evaluate")
+        trains = ("build_optimizer", "after_backward", "after_step", "build_scheduler", "max_grad_norm")
         nothing: dict[str, Any] = dict.fromkeys(trains)
         return replace(
             self,

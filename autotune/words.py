@@ -107,7 +107,7 @@ def _why_infeasible(measured: Measurement, budget: Budget) -> str | None:
     if measured.parity.strayed_at is not None:
         return f"loss strays at step {measured.parity.strayed_at}"
     if measured.parity.unlike is not None:
-        what = "other outputs" if measured.parity.compared == "outputs" else "another training"
+        what = "other outputs" if measured.parity.compared in ("outputs", "quality") else "another training"
         is_known = measured.latency is None or measured.parity.compared is not None
         return f"{what}: " * is_known + measured.parity.unlike.partition(". ")[0]
     if measured.latency is not None and measured.latency.exceeds(budget):

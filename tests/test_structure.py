@@ -212,7 +212,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "calls": [recomputed],
             "compile": [recomputed],
             "frozen_weights": [freezing],
-            "quantization": ["autotune.techniques.support.bits.int8_linear"],
+            "quantization": [freezing, "autotune.techniques.support.bits.int8_linear"],
             "freezing": [frozen, codes, elsewhere],
             "frozen_weight": [codes, elsewhere],
             "weight_codes": [stores],

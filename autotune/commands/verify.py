@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import PlanError, TaskError, UserError
 from ..measure import Measurement, Parity
-from ..plan import Budget, Evidence, Plan, load_plan
+from ..plan import Budget, Evidence, Inference, Plan, load_plan
 from ..report.printing import print_json, print_words, tell
 from ..report.verification import as_json, explain
 from ..results import Verification
@@ -17,7 +17,7 @@ from ..script.command import own_share, script_name
 from ..script.distributed_launch import other_than_asked
 from ..script.flags import fill
 from ..script.scratch import Scratch
-from ..searches.options import ANY_DROP, HowToSearch, SearchOptions
+from ..searches.options import ANY_DROP, Drop, HowToSearch, SearchOptions
 from ..searches.requests import Requests, check_plan, failure, inspect
 from ..searches.time_budget import NUM_REPEATS, TimeBudget
 from ..searches.verdict import latency_words, over_words
@@ -135,6 +135,8 @@ def verify_plan(
     device = plan.budget.device
     assert device is not None, "the caller says where"
     seed = plan.search.seed if plan.search else 0
+    allowed = plan.inference.max_drop if plan.inference is not None else None
+    drop = Drop(allowed, is_share=False) if allowed is not None else None
     time_budget, started = TimeBudget(trial_time_s, None), tuple(command) if command else None
     options = SearchOptions(
         task=task,
@@ -143,7 +145,7 @@ def verify_plan(
         device=device,
         seed=seed,
         allow_split=True,
-        max_quality_drop=ANY_DROP if plan.inference is None else None,
+        max_quality_drop=ANY_DROP if plan.inference is None else drop,
         inference=plan.inference is not None,
     )
     batch = plan.settings.batch
@@ -157,8 +159,8 @@ def verify_plan(
     for message in warnings:
         say(f"note: {message}")
     life = True if plan.measured is not None and "resuming" in plan.measured.peak.phases else None
-    tolerance = plan.inference.tolerance if plan.inference is not None else 0.0
-    requests = Requests(task, seed, plan.budget, facts, started, scratch, life=life, tolerance=tolerance)
+    tolerance = (plan.inference.tolerance if plan.inference is not None else None) or 0.0
+    requests = Requests(task, seed, plan.budget, facts, started, scratch, life=life, tolerance=tolerance, drop=drop)
     reference = _reference(requests, executor, time_budget, say) if plan.inference is not None else None
     repeats: list[Measurement] = []
     for number in range(1, NUM_REPEATS + 1):
@@ -177,7 +179,7 @@ def verify_plan(
         if found.leak_bytes_per_step is not None:
             leak = format_bytes(ceil_mib(round(found.leak_bytes_per_step)))
             return Verification(None, f"leaks about {leak} each step: it outgrows any budget", None, warnings)
-        if found.parity.compared == "outputs" and found.parity.unlike is not None:
+        if found.parity.compared in ("outputs", "quality") and found.parity.unlike is not None:
             return Verification(None, found.parity.unlike, None, warnings)
         repeats.append(found)
         time_budget.learn(outcome, fresh=True)
@@ -185,7 +187,22 @@ def verify_plan(
     over, slower = _over(plan.budget, measured), _slower(plan, measured)
     by_rank = tuple(map(max, zip(*(one.bytes_by_rank for one in repeats), strict=True)))
     deviation = None if reference is None else max(one.parity.deviation for one in repeats)
-    return Verification(measured, over, slower, warnings, evaluation_of(repeats), by_rank, deviation)
+    inferred = None if reference is None or plan.inference is None else _judged(plan.inference, reference, repeats)
+    return Verification(measured, over, slower, warnings, evaluation_of(repeats), by_rank, deviation, inferred)
+
+
+def _judged(stated: Inference, reference: Parity, repeats: Sequence[Measurement]) -> Inference | None:
+    """The lowest quality of the repeats, and the reference's; None where outputs are held to a tolerance."""
+    found = [one.parity.quality for one in repeats if one.parity.quality is not None]
+    if not found:
+        return None
+    return stated.model_copy(
+        update={
+            "deviation": max(one.parity.deviation for one in repeats),
+            "quality": min(found),
+            "reference_quality": reference.quality,
+        }
+    )
 
 
 def _reference(requests: Requests, executor: Executor, time_budget: TimeBudget, say: Callable[[str], None]) -> Parity:

@@ -106,7 +106,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         split_rounded=split.rounded,
         inference=task.infers,
         evaluates=task.evaluate is not None,
-        evaluation_batch=task.evaluation_batch(batch.micro),
+        evaluation_batch=None if task.infers else task.evaluation_batch(batch.micro),
         warnings=(*_warnings(task, options, model, data, split), *rates.notes),
     )
     found_out = {

@@ -131,6 +131,12 @@ class MeasureOptions(_Frozen):
     """Of inference: what rounds or is lossy, which is not used without the reference's outputs."""
     tolerance: float = 0.05
     """Of inference: how far each sample's outputs may be from them, as a share of their norm."""
+    judges: bool = False
+    """Of inference: the task's ``evaluate`` judges the model in place of that tolerance."""
+    reference_quality: float | None = None
+    """What it said of the reference, :attr:`Parity.quality`; None for the reference itself."""
+    least_quality: float | None = None
+    """What it has to say of others."""
     sums_only: bool = False
     """Compare the sum of the losses alone: each hangs on random numbers that a configuration draws otherwise."""
     rounded_losses: tuple[float, ...] = ()
@@ -181,9 +187,11 @@ class Parity(_Frozen):
     """In what else it trains otherwise than the reference, with what to change; None where in nothing."""
     outputs: str | None = Field(default=None, repr=False)
     """Of inference, the reference's alone: some of its outputs, packed by :mod:`.checks.outputs`."""
-    compared: Literal["losses", "sums", "outputs"] | None = None
-    """What was held against the reference's: each loss, or their sum, beside the course; of inference, the outputs;
-    None where nothing was."""
+    quality: float | None = Field(default=None, allow_inf_nan=False)
+    """Of inference: what the task's ``evaluate`` said of the model, where it judges."""
+    compared: Literal["losses", "sums", "outputs", "quality"] | None = None
+    """What was held against the reference's: each loss, or their sum, beside the course; of inference, the outputs, or
+    their structure and the quality; None where nothing was."""
 
     @property
     def is_other_training(self) -> bool:

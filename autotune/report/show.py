@@ -17,7 +17,7 @@ from rich.text import Text
 from ..errors import PlanError
 from ..measure.measurement import NUM_STEPS
 from ..plain_yaml import read_yaml
-from ..plan import Budget, Evaluation, Evidence, Peak, Plan, QualityEvidence, Speed
+from ..plan import Budget, Evaluation, Evidence, Inference, Peak, Plan, QualityEvidence, Speed
 from ..searches.budget import budget_words, limits_words
 from ..techniques import Technique
 from ..units import format_bytes, format_duration, format_latency, size
@@ -27,6 +27,8 @@ from .tables import rows_table
 _CHECKED = {
     "losses": f"the losses of the first {NUM_STEPS} steps, which stay close to the reference's",
     "outputs": "the outputs of a batch of samples, each of which differs from the reference's",
+    "quality": "the quality, without training; and the outputs of a batch of samples, each of which differs from the "
+    "reference's",
     "sums": f"learning rates, samples and the sum of the losses of the first {NUM_STEPS} steps, which are the "
     "reference's; not each loss, since the job's own runs differ",
 }
@@ -124,10 +126,20 @@ def _checked(plan: Plan) -> str | None:
         return None
     if plan.checked is None:
         return None
-    words = _CHECKED[plan.checked]
-    if plan.inference is not None and plan.inference.deviation is not None:
-        words += f" by {plan.inference.deviation:.2%} at most; {plan.inference.tolerance:.2%} is allowed"
+    words, found = _CHECKED[plan.checked], plan.inference
+    if found is not None and found.deviation is not None:
+        words += f" by {found.deviation:.2%} at most"
+        words += "" if found.tolerance is None else f"; {found.tolerance:.2%} is allowed"
+    if found is not None and found.quality is not None:
+        words += f". Quality: {inferred_quality_words(found)}"
     return words
+
+
+def inferred_quality_words(found: Inference) -> str:
+    """``0.89, the reference's 0.9; 0.01 less is allowed``."""
+    assert found.quality is not None, "the caller sees to it"
+    known = "" if found.reference_quality is None else f", the reference's {found.reference_quality:.4g}"
+    return f"{found.quality:.4g}{known}" + ("" if found.max_drop is None else f"; {found.max_drop:.4g} less is allowed")
 
 
 def _measured(plan: Plan) -> Rows:

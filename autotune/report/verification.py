@@ -11,7 +11,7 @@ from rich.text import Text
 from ..plan import Plan
 from ..results import Verification
 from ..units import size
-from .show import evaluation_words, latency_row, life_row, peak_words, speed_words
+from .show import evaluation_words, inferred_quality_words, latency_row, life_row, peak_words, speed_words
 from .tables import rows_table
 
 _MOST_RANKS = 4
@@ -29,6 +29,7 @@ def as_json(found: Verification, plan: Plan) -> dict[str, Any]:
         "evaluation": found.evaluation.model_dump(mode="json", exclude_none=True) if found.evaluation else None,
         "bytes_by_rank": list(found.bytes_by_rank),
         "deviation": found.deviation,
+        "inference": found.inferred.model_dump(mode="json", exclude_none=True) if found.inferred else None,
         "stated": plan.measured.model_dump(mode="json", exclude_none=True) if plan.measured else None,
     }
 
@@ -49,8 +50,11 @@ def explain(found: Verification, plan: Plan) -> RenderableType:
         rows += latency_row(found.measured, plan.budget)
         rows += life_row(found.measured.peak)
     if found.deviation is not None and plan.inference is not None:
-        allowed = f"{plan.inference.tolerance:.2%} is allowed"
-        rows.append(("outputs", f"{found.deviation:.2%} from those of the job as it stands at most; {allowed}"))
+        tolerance = plan.inference.tolerance
+        allowed = "" if tolerance is None else f"; {tolerance:.2%} is allowed"
+        rows.append(("outputs", f"{found.deviation:.2%} from those of the job as it stands at most{allowed}"))
+    if found.inferred is not None and found.inferred.quality is not None:
+        rows.append(("quality", inferred_quality_words(found.inferred)))
     if found.bytes_by_rank:
         rows.append(("largest process", _largest_words(found.bytes_by_rank)))
     if found.measured is not None and found.evaluation is not None:

@@ -263,14 +263,19 @@ def _tell_provable(session: Session) -> None:
         UserError: nothing may be lost, since the quality of which a share may be is 0.
     """
     drop, reference = session.options.max_quality_drop, session.study.reference_quality
-    if drop is None or reference is None:
+    of_inference = session.reference_parity.quality if session.facts.inference and session.reference_parity else None
+    value = reference.value if reference is not None else of_inference
+    if drop is None or value is None:
         return
-    allowed = drop.of(reference.value)
+    allowed = drop.of(value)
     if drop.is_share and allowed == 0:
         raise UserError(
             f"--max-quality-drop {drop}: the reference's quality is 0, and a share of that is nothing. Give a "
             "number in the units of what evaluate returns, such as 0.5."
         )
+    if reference is None:
+        session.observe(QualityKnown(value, None, allowed, None, is_proven=False))
+        return
     if reference.noise:
         session.warn(
             f"evaluate draws random numbers: of one model, two evaluations are {reference.noise:.2g} apart, where "

@@ -189,9 +189,13 @@ class QualityKnown(Event, kind="quality_known"):
     provable: float | None
     """What about half of all plans that lose nothing are proven to be within; None where no error over examples is
     known."""
+    is_proven: bool = True
+    """Whether a drop is to be proven; False of inference, where the examples that there are decide."""
 
     def words(self, known: Known) -> str:
         said = f"quality: {self.value:.4g}, of which {self.allowed:.3g} may be lost"
+        if not self.is_proven:
+            return f"{said}, without training, by evaluate's own examples"
         if self.provable is None:
             return (
                 f"{said}. evaluate returns a number alone: what is proven holds over seeds, for the examples that it "

@@ -194,7 +194,8 @@ class MeasuredBy(BaseModel):
     """Measure the rest of the job's life too, and hold it to the budget: an epoch's last batch, saving, resuming, and
     the whole evaluation."""
     max_quality_drop: Annotated[DropOption | None, Shown("Quality", "DROP", "no such technique is tried")] = None
-    """Try techniques that change the model, and allow the task's evaluate to fall by so much: 1%, or 0.5."""
+    """Try techniques that change the model, and allow the task's evaluate to fall by so much: 1%, or 0.5. With
+    --inference: in place of --tolerance."""
     recovery_steps: Annotated[int, Field(ge=1, le=2**31), Shown("Quality")] = 100
     """With --max-quality-drop: optimizer steps of training before quality is judged."""
     recovery_lr: Annotated[float, AfterValidator(_check_factor), Shown("Quality")] = 1.0
@@ -260,10 +261,12 @@ class HowToSearch(MeasuredBy):
             return (
                 "--inference is of a task file, which defines infer(model, batch). A script is searched as it trains."
             )
-        if given := self.given(["max_quality_drop", "keep_weights", "distill", *sorted(QUALITY)]):
+        if given := self.given(["keep_weights", "distill", *sorted(QUALITY)]):
+            return f"{given[0]} is of what is trained before it is judged. Leave it out with --inference."
+        if self.max_quality_drop is not None and self.given(["tolerance"]):
             return (
-                f"{given[0]} is of what is trained before it is judged. With --inference outputs are compared with the "
-                "reference's: --tolerance says how far they may differ."
+                "--tolerance is of outputs, in whose place --max-quality-drop has the task's evaluate judge the model. "
+                "Give one of them."
             )
         if given := self.given(["life", "allow_split", "effective_batch"]):
             return f"{given[0]} is of training. Leave it out with --inference."

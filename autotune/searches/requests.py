@@ -41,7 +41,7 @@ from ..workers import (
 )
 from ..workers.outcome import KILLED
 from ..workers.trial.environment import own_thread_variables
-from .options import SearchOptions
+from .options import Drop, SearchOptions
 from .time_budget import TimeBudget
 
 _OF_OTHER_DRAWS = 0.5
@@ -92,6 +92,8 @@ class Requests:
     """``--life``."""
     tolerance: float = 0.05
     """``--tolerance``, of inference."""
+    drop: Drop | None = None
+    """``--max-quality-drop``, of inference: in place of the tolerance."""
 
     def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> MeasureRequest:
         """A request to measure one configuration in a fresh process. It evaluates as the job does today, at most at its
@@ -106,7 +108,7 @@ class Requests:
             device=self.facts.device.type,
             plan=Plan(
                 settings=settings,
-                inference=Inference(tolerance=self.tolerance) if known.inference else None,
+                inference=Inference(tolerance=None if self.drop else self.tolerance) if known.inference else None,
                 budget=self.budget,
                 evaluation=Evaluation(batch=batch) if batch else None,
                 task=found if self.command is not None else None,
@@ -191,12 +193,13 @@ class Requests:
             reference_outputs=reference.outputs if reference else None,
             must_compare=self.facts.inference and enforce and exact != "exact",
             tolerance=self.tolerance,
+            **self._judging(reference),
             reference_course=self._course(reference) if reference else None,
             rounded_losses=reference.rounded if reference and exact != "exact" else (),
             parity_limit=self._parity_limit(settings, exact),
             largest_of=LARGEST_OF if self.facts.shapes_vary and self.facts.lengths is None else None,
             lengths=self.facts.lengths,
-            evaluation=EvaluationOptions(most_s=most_s) if self.facts.evaluates else None,
+            evaluation=EvaluationOptions(most_s=most_s) if self.facts.evaluates and not self.facts.inference else None,
             life=None if self.life is False or self.facts.inference else LifeOptions(most_s=most_s),
         )
 
@@ -206,6 +209,13 @@ class Requests:
         settings = reference_settings(self.facts).having(Batch(micro=self._num_compared))
         measure = self.measure_options(settings, _OUTPUTS_S, None, enforce=False)
         return self.request(name, settings, measure, time_budget.deadline_s(_OUTPUTS_S, spare_finalists=False))
+
+    def _judging(self, reference: Parity | None) -> dict[str, Any]:
+        """Whether the task's ``evaluate`` judges what inference computes, and the least that it has to say."""
+        known = None if reference is None else reference.quality
+        if self.drop is None or known is None:
+            return {"judges": self.drop is not None}
+        return {"judges": True, "reference_quality": known, "least_quality": known - self.drop.of(known)}
 
     @property
     def _num_compared(self) -> int:
@@ -294,7 +304,7 @@ def inspected(
         NothingFits: the device does not hold the model with one sample.
         Interrupted: the executor was closed on the user's Ctrl-C.
     """
-    is_changed = options.max_quality_drop is not None and options.command is None
+    is_changed = options.max_quality_drop is not None and options.command is None and not options.inference
     tries = space.changes() if space is not None and is_changed else {}
     request = InspectRequest(
         id="inspect",

@@ -54,7 +54,7 @@ def key_of(facts: Facts, options: SearchOptions, code: str) -> Key:
         "max_grad_norm": facts.max_grad_norm,
     }
     if options.inference:
-        stated["inference"] = options.tolerance
+        stated["inference"] = options.tolerance if options.max_quality_drop is None else str(options.max_quality_drop)
     if options.max_quality_drop is not None:  # a quality is that after this recovery
         stated |= {name: getattr(options, name) for name in sorted(QUALITY)}
     return Key(

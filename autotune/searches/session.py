@@ -110,6 +110,7 @@ class Session:
             known,
             options.life,
             options.tolerance,
+            options.max_quality_drop if options.inference else None,
         )
 
     def _known(self) -> Evidence | None:
@@ -165,7 +166,7 @@ class Session:
             compares: whether losses are compared with the reference's; None is in a trial, as a job does not.
         """
         is_reference = settings == self.reference_settings
-        measure = self.requests.measure_options(settings, share_s, self._parity(), enforce=not is_reference)
+        measure = self.requests.measure_options(settings, share_s, self.reference_parity, enforce=not is_reference)
         measure = measure.model_copy(
             update={"plain_loop": is_reference and not self.facts.inference, "may_be_unsure": not finalist_round}
         )
@@ -195,7 +196,7 @@ class Session:
         others is proven in the end, or not."""
         changes = settings.affect("function")
         best = next((row for row in self.feasible if changes or not row.settings.affect("function")), None)
-        if best is None or self._parity() is None or not self.study.paces.of(best.number).is_sure:
+        if best is None or self.reference_parity is None or not self.study.paces.of(best.number).is_sure:
             return None
         return math.exp(self.study.log_speed(best) - self.study.paces.shift)
 
@@ -252,7 +253,7 @@ class Session:
     def not_comparable(self) -> str | None:
         """Why losses are not compared with the reference's: a script's runs may differ by themselves, as its first
         steps tell, or those of a second run of it as it stands."""
-        first, parity = self.facts.first_losses, self._parity()
+        first, parity = self.facts.first_losses, self.reference_parity
         if self.options.command is None or self.facts.not_comparable is not None:
             return self.facts.not_comparable
         scale = sum(map(abs, first)) / len(first) if first else 1.0
@@ -328,7 +329,8 @@ class Session:
             "--verbose shows prints as each trial ends."
         )
 
-    def _parity(self) -> Parity | None:
+    @property
+    def reference_parity(self) -> Parity | None:
         """The reference's losses, or outputs; where it was never measured, those of the first exact configuration that
         was."""
         for row in self.study.tried:

@@ -171,7 +171,8 @@ def _had(session: Session, running: Collection[Proposal], changed: bool) -> tupl
 def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outcome]:
     session.observe(TrialStarted(proposal.number, proposal.settings, promise=proposal.promise))
     name = f"trial-{proposal.number:03d}"
-    is_reference = proposal.settings == session.reference_settings and session.options.max_quality_drop is not None
+    is_trained = session.options.max_quality_drop is not None and not session.facts.inference
+    is_reference = proposal.settings == session.reference_settings and is_trained
     judged = is_reference or (proposal.settings.affect("function") and session.study.judged(proposal.settings) is None)
     judged = judged and not session.judged(proposal.settings)
     request = session.request(name, proposal.settings, share_s, judged=judged)

@@ -79,6 +79,8 @@ class FrozenWeights(Lossy):
         """There must be such weights, whole ones."""
         if facts.shared_by == "fsdp":
             return _OF_SHARDS
+        if facts.inference and self.kind == "4bit":
+            return "in inference, outputs or quality are compared: `quantization: {kind: int4_weights}` does the same"
         if facts.frozen_bytes < _LEAST_BYTES:
             return (
                 f"linear layers and embeddings have {format_bytes(facts.frozen_bytes)} that do not train, which is not "

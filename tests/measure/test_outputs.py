@@ -65,6 +65,73 @@ def test_the_largest_difference_of_a_sample_is_a_share_of_its_norm():
     assert seen(of(off), reference, tolerance=0.2).unlike is None
 
 
+class Grading(nn.Module):
+    """Adds a number to what it is given."""
+
+    def __init__(self, added: float) -> None:
+        super().__init__()
+        self.added = nn.Parameter(torch.tensor(added))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.added
+
+
+def graded(
+    added: float, reference: Parity | None = None, allowed: float = 0.5, precision: Any = None, **changed: Any
+) -> Parity:
+    """Of a model that ``evaluate`` says is as much worse as it adds."""
+    pieces: dict[str, Any] = {
+        "infer": lambda model, batch: model(batch),
+        "evaluate": lambda model: 2.0 - float(model(torch.zeros(())).abs()),
+    } | changed
+    task = autotune.Task(build_model=lambda: Grading(added), build_dataset=lambda: list(X), **pieces).for_inference()
+    settings = Settings(batch=Batch(micro=8), **({"precision": precision} if precision else {}))
+    known = reference.quality if reference is not None else None
+    options = MeasureOptions(
+        parity_batch=8,
+        judges=True,
+        reference_outputs=reference.outputs if reference is not None else None,
+        reference_quality=known,
+        least_quality=None if known is None else known - allowed,
+        tolerance=0.0,
+    )
+    return compare_outputs(autotune.apply(Plan(settings=settings, inference=Inference()), task), task, options)
+
+
+def test_where_quality_judges_outputs_may_differ_by_what_evaluate_allows():
+    """The reference adds nothing, and has 2; who adds 0.5 has 1.5, and who adds 0.75 has 1.25."""
+    reference = graded(0.0)
+    assert (reference.quality, reference.compared, reference.unlike) == (2.0, None, None)
+    kept = graded(0.5, reference)
+    assert (kept.quality, kept.unlike, kept.compared) == (1.5, None, "quality")
+    first = X[0]  # the smallest of the samples: 0.5 on each of its numbers
+    assert kept.deviation == pytest.approx(float(torch.full((4,), 0.5).norm() / first.norm()))
+    lost = graded(0.75, reference)
+    assert lost.unlike == (
+        "its quality is 1.25, the reference's 2: at least 1.5 is wanted. --max-quality-drop allows less"
+    )
+
+
+def test_what_quality_does_not_see_is_still_refused():
+    """Outputs of another shape, and NaN that the reference does not have."""
+    reference = graded(0.0)
+    other = graded(0.0, reference, infer=lambda model, batch: model(batch)[:, :2])
+    assert "of [8, 2]" in (other.unlike or "")
+    assert "NaN" in (graded(0.0, reference, infer=lambda model, batch: model(batch) * torch.nan).unlike or "")
+
+
+def test_quality_is_judged_without_training_as_infer_computes():
+    """Under the plan's autocast, in eval mode and without gradients."""
+    seen = []
+
+    def evaluate(model: nn.Module) -> float:
+        seen.append((torch.is_autocast_enabled("cpu"), model.training, torch.is_grad_enabled()))
+        return 1.0
+
+    graded(0.0, precision=Precision(kind="bf16"), evaluate=evaluate)
+    assert seen == [(True, False, False)]
+
+
 def test_what_must_be_compared_is_of_no_use_where_there_is_nothing_to_compare_with():
     task = autotune.Task(build_model=nn.Identity, build_dataset=lambda: list(X), infer=of(lambda batch: batch))
     plan = Plan(settings=Settings(batch=Batch(micro=8)), inference=Inference(tolerance=0.05))

@@ -14,7 +14,7 @@ from autotune.commands.run import run
 from autotune.commands.search import check_asked
 from autotune.commands.show import show
 from autotune.commands.verify import verify_plan
-from autotune.errors import NothingFits, PlanError, StudyError, UserError
+from autotune.errors import NothingFits, PlanError, StudyError, TaskError, UserError
 from autotune.measure import Parity
 from autotune.plan import Budget, Inference, Latency, Plan
 from autotune.report.displays.lines import phase_words
@@ -22,7 +22,7 @@ from autotune.report.displays.progress import Progress
 from autotune.report.show import explain
 from autotune.report.verification import explain as explain_verified
 from autotune.results import WhatToProfile
-from autotune.searches.events import TrialEnded, Warned
+from autotune.searches.events import QualityKnown, TrialEnded, Warned
 from autotune.searches.requests import reference_settings
 from autotune.techniques import Facts, not_in_inference
 from autotune.techniques.batch import Batch
@@ -215,6 +215,86 @@ def test_verify_says_no_of_other_outputs_and_of_a_longer_latency():
     assert found.over_budget == "over the latency of 1 ms: 95 of 100 batches take up to 10 ms"
 
 
+JUDGED = FACTS.model_copy(update={"evaluates": True})
+JOBS = Parity(losses=(), outputs="those of the reference", quality=0.9)
+
+
+def of_quality(value: float, unlike: str | None = None) -> Parity:
+    return Parity(losses=(), deviation=0.2, quality=value, unlike=unlike, compared="quality")
+
+
+def judged_rows(bf16: Parity) -> list:
+    every = [row(one, parity=JOBS, latency=FAST) for one in (REFERENCE, SIXTEEN)]
+    every.append(row(TCMALLOC, parity=of_quality(0.9), latency=FAST))
+    return [*every, *(row(one, parity=bf16, latency=FAST) for one in (BF16, BOTH))]
+
+
+def judged(bf16: Parity, drop: str = "10%", known: Facts = JUDGED) -> Run:
+    asked = options(inference=True, trial_time=1.0, max_quality_drop=drop)
+    return run_search(asked, known, judged_rows(bf16))
+
+
+def test_with_a_quality_drop_trials_are_told_the_references_quality_and_the_least_that_is_wanted():
+    """A tenth less than 0.9 is 0.81; nothing is trained before it is judged."""
+    inspected, *asked = judged(of_quality(0.85)).executor.requests
+    assert inspected.options.allow_lossy
+    measured = [one.options for one in asked if isinstance(one, MeasureRequest)]
+    first, second = measured[:2]
+    assert (first.judges, first.reference_quality, first.least_quality) == (True, None, None)
+    assert (second.judges, second.reference_quality) == (True, 0.9)
+    assert second.least_quality == pytest.approx(0.81)
+    assert not any(one.quality or one.evaluation for one in measured)
+
+
+def test_outputs_beyond_the_tolerance_are_used_where_the_quality_is_kept_and_the_plan_has_both_qualities():
+    found = judged(of_quality(0.85)).plan
+    assert found.settings == BOTH
+    assert found.checked == "quality"
+    stated = found.inference
+    assert (stated.tolerance, stated.deviation, stated.quality, stated.reference_quality) == (None, 0.2, 0.85, 0.9)
+    assert stated.max_drop == pytest.approx(0.09)
+    assert Plan.from_yaml(found.to_yaml()) == found
+    said = printed(explain(found, Path("plan.yaml")), 400)
+    assert "Quality: 0.85, the reference's 0.9; 0.09 less is allowed" in said
+    assert "each of which differs from the reference's by 20.00% at most." in said
+    assert "train" not in said.replace("without training", "")
+
+
+def test_what_may_be_lost_is_told():
+    (told,) = judged(of_quality(0.85)).seen(QualityKnown)
+    said = "quality: 0.9, of which 0.09 may be lost, without training, by evaluate's own examples"
+    assert told.words(Progress(options())) == said
+
+
+def test_a_quality_that_falls_too_far_is_not_the_plan():
+    low = of_quality(0.8, "its quality is 0.8, the reference's 0.9: at least 0.81 is wanted")
+    found = judged(low)
+    assert found.plan.settings == TCMALLOC
+    assert "its quality is 0.8" in " ".join(event.words(Progress(options())) for event in found.seen(TrialEnded))
+
+
+def test_a_quality_drop_needs_evaluate_and_a_share_needs_a_quality():
+    with pytest.raises(TaskError, match="--max-quality-drop 10% needs evaluate"):
+        judged(of_quality(0.85), known=FACTS)
+    nothing = [row(one, parity=JOBS.model_copy(update={"quality": 0.0}), latency=FAST) for one in (REFERENCE, SIXTEEN)]
+    with pytest.raises(UserError, match="the reference's quality is 0, and a share of that is nothing"):
+        run_search(options(inference=True, trial_time=1.0, max_quality_drop="1%"), JUDGED, nothing)
+
+
+def test_verify_judges_the_quality_again():
+    stated = judged(of_quality(0.85)).plan
+    found, executor = verified(stated, judged_rows(of_quality(0.84)), JUDGED)
+    assert found.holds
+    _, reference, *repeats = executor.requests
+    assert reference.options.judges
+    assert [one.options.least_quality for one in repeats] == [pytest.approx(0.81)] * 3
+    assert (found.inferred.quality, found.inferred.reference_quality) == (0.84, 0.9)
+    assert "0.84, the reference's 0.9; 0.09 less is allowed" in printed(explain_verified(found, stated), 200)
+    low = of_quality(0.7, "its quality is 0.7")
+    found, _ = verified(stated, judged_rows(low), JUDGED)
+    assert found.over_budget == "its quality is 0.7"
+
+
 def test_what_trains_does_not_take_the_plan(monkeypatch, capsys):
     plan().save(Path("plan.yaml"))
     with pytest.raises(PlanError, match="the plan is for inference, and transformers trains"):
@@ -243,7 +323,8 @@ def test_run_leaves_the_plan_to_the_job(monkeypatch, capsys):
     [
         ({"max_latency": "20ms"}, "--max-latency is of inference plans. Give --inference too"),
         ({"tolerance": 0.1}, "--tolerance is of inference plans"),
-        ({"inference": True, "max_quality_drop": "1%"}, "--max-quality-drop is of what is trained"),
+        ({"inference": True, "max_quality_drop": "1%", "tolerance": 0.1}, "--tolerance is of outputs, .* one of them"),
+        ({"inference": True, "max_quality_drop": "1%", "recovery_steps": 7}, "--recovery-steps is of what is trained"),
         ({"inference": True, "life": True}, "--life is of training"),
         ({"inference": True, "effective_batch": 8}, "--effective-batch is of training"),
         ({"inference": True, "allow_split": True}, "--allow-split is of training"),

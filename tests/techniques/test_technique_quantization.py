@@ -15,11 +15,15 @@ from autotune.errors import PlanError
 from autotune.plan import Plan
 from autotune.search_spaces import load_space
 from autotune.techniques import Settings
+from autotune.techniques.compile import Compile
+from autotune.techniques.frozen_weights import FrozenWeights
 from autotune.techniques.quantization import Quantization
+from autotune.techniques.support.bits.frozen_weight import FrozenWeight
 from autotune.techniques.support.bits.int8_linear import Int8Linear
 from autotune.testing.facts import BARE, facts_of
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
+from autotune.units import MIB
 
 INT8 = Plan(settings=Settings(quantization=Quantization(kind="int8")))
 
@@ -156,6 +160,103 @@ def test_codes_take_the_place_of_weights_and_are_saved_copied_and_put_on_again()
     assert torch.equal(autotune.apply_to_model(INT8, applied)[0].codes, codes)
 
 
+WEIGHTS = {"int8_weights": 8, "int4_weights": 4}
+OF_WEIGHTS = pytest.mark.parametrize("kind", WEIGHTS)
+
+
+def of_weights(model: nn.Module, kind: str) -> nn.Module:
+    return autotune.apply_to_model(Plan(settings=Settings(quantization=Quantization(kind=kind))), model)
+
+
+def coded(model: nn.Module) -> list[FrozenWeight]:
+    return [one for one in model.parameters() if isinstance(one, FrozenWeight)]
+
+
+@OF_WEIGHTS
+def test_weights_take_a_quarter_or_an_eighth_and_a_scale_for_each_block(kind):
+    """Of 128 x 256 numbers: a scale of 4 bytes for each 256 of 8 bits, and for each 128 of 4 bits."""
+    model = nn.Sequential(nn.Embedding(128, 256), linear(256, 128)).eval()
+    known = Quantization.facts_of(model, torch.optim.SGD(model.parameters()), "cpu")
+    assert known == {"linear_numbers": 128 * 256, "codable_bytes": 2 * 128 * 256 * 4}
+    applied = of_weights(model, kind)
+    bits, block = (8, 256) if kind == "int8_weights" else (4, 128)
+    wanted = 2 * (128 * 256 * bits // 8 + 128 * 256 // block * 4)
+    assert sum(one.untyped_storage().nbytes() for one in coded(applied)) == wanted
+    assert [type(one) for one in applied] == [nn.Embedding, nn.Linear]
+    assert not any(one.requires_grad for one in coded(applied))
+
+
+@OF_WEIGHTS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_are_those_of_the_numbers_that_the_codes_stand_for_in_the_jobs_type(kind, dtype):
+    model = of_weights(nn.Sequential(linear(256, 64)).to(dtype).eval(), kind)
+    rows = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with torch.inference_mode():
+        found = model(rows)
+        assert torch.equal(found, nn.functional.linear(rows, model[0].weight.numbers(), model[0].bias))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model(rows).dtype is torch.bfloat16
+    assert found.dtype is dtype
+
+
+@OF_WEIGHTS
+def test_codes_of_weights_are_saved_in_full_copied_and_put_on_again(kind):
+    model = nn.Sequential(linear(64, 64), nn.ReLU(), linear(64, 8)).eval()
+    model[2].requires_grad_(False)
+    applied = of_weights(model, kind)
+    row, numbers = torch.randn(2, 64), applied[0].weight.numbers()
+    for other in (copy.deepcopy(applied), pickle.loads(pickle.dumps(applied))):
+        assert torch.equal(other(row), applied(row))
+        assert len(coded(of_weights(other, kind))) == 2
+    state = applied.state_dict()
+    assert torch.equal(state["0.weight"], numbers)
+    again = of_weights(applied, kind)
+    assert torch.equal(again[0].weight.numbers(), numbers)
+    stock = nn.Sequential(linear(64, 64), nn.ReLU(), linear(64, 8))
+    stock.load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(stock(row), again(row))
+
+
+@OF_WEIGHTS
+def test_weights_that_were_rounded_are_not_taken_for_the_model_as_it_was(kind):
+    applied = of_weights(nn.Sequential(linear(64, 64).requires_grad_(False)).eval(), kind)
+    for other in (Quantization(), Quantization(kind="int8")):
+        with pytest.raises(PlanError, match=rf"weights to int{WEIGHTS[kind]}, .* Build the model anew"):
+            autotune.apply_to_model(Plan(settings=Settings(quantization=other)), copy.deepcopy(applied))
+
+
+def test_after_int8_there_are_no_weights_to_keep_as_codes():
+    applied = autotune.apply_to_model(INT8, nn.Sequential(linear(64, 64)).eval())
+    with pytest.raises(PlanError, match="weights to int8"):
+        of_weights(applied, "int8_weights")
+
+
+@OF_WEIGHTS
+def test_a_weight_in_two_places_is_one_of_codes_and_what_trains_is_refused(kind):
+    embedding, head = nn.Embedding(64, 64), linear(64, 64, bias=False)
+    head.weight = embedding.weight
+    model = nn.ModuleDict({"table": embedding, "head": head}).eval()
+    applied = of_weights(model, kind)
+    assert applied["table"].weight is applied["head"].weight
+    assert isinstance(applied["head"].weight, FrozenWeight)
+    with pytest.raises(PlanError, match=f"{kind} has no gradients, and the model is in training mode"):
+        of_weights(nn.Sequential(linear(64, 64)).train(), kind)
+    with pytest.raises(PlanError, match="no linear layer or embedding with weights of its own"):
+        of_weights(nn.Sequential(nn.Conv2d(3, 3, 1)).eval(), kind)
+
+
+def test_frozen_weights_leave_4_bits_in_inference_to_it():
+    able = BARE.model_copy(update={"inference": True, "allow_lossy": True, "frozen_bytes": 64 * MIB})
+    assert "int4_weights" in (FrozenWeights(kind="4bit").unavailable(able) or "")
+    assert FrozenWeights(kind="4bit").unavailable(able.model_copy(update={"inference": False})) is None
+
+
+def test_what_compiles_would_keep_weights_in_full():
+    with pytest.raises(ValueError, match="a compiled program reads weights by itself"):
+        Plan(settings=Settings(quantization=Quantization(kind="int8_weights"), compile=Compile(kind="model")))
+
+
 def test_what_was_rounded_is_not_taken_for_the_model_as_it_was():
     applied = autotune.apply_to_model(INT8, nn.Sequential(linear(64, 64)).eval())
     with pytest.raises(PlanError, match=r"rounded this model's weights to int8, .* Build the model anew"):
@@ -191,6 +292,14 @@ def test_it_is_offered_to_inference_on_a_cpu_alone():
     int8, own = Quantization(kind="int8"), Quantization()
     able = BARE.model_copy(update={"inference": True, "linear_numbers": 4096})
     assert Quantization.choices(able) == (own, int8)
+    large = able.model_copy(update={"codable_bytes": 8 * MIB, "allow_lossy": False})
+    assert [one.kind for one in Quantization.choices(large)] == ["none", "int8", "int8_weights"]
+    judged = large.model_copy(update={"allow_lossy": True})
+    assert [one.kind for one in Quantization.choices(judged)] == ["none", "int8", "int8_weights", "int4_weights"]
+    assert Quantization(kind="int8_weights").exactness(large) == "rounding"
+    assert "3 MiB, which is not worth it" in (
+        Quantization(kind="int8_weights").unavailable(able.model_copy(update={"codable_bytes": 3 * MIB})) or ""
+    )
     assert Quantization.choices(BARE.model_copy(update={"linear_numbers": 4096})) == (own,)
     assert "linear layer" in (int8.unavailable(BARE.model_copy(update={"inference": True})) or "")
     on_card = able.model_copy(update={"device": able.device.model_copy(update={"type": "cuda"})})

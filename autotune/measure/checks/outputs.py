@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import json
 import math
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,9 +28,11 @@ from ...plan import Latency
 from ...randomness import seed_everything
 from ...task import SIGNATURES, Task
 from ...techniques.batch import Batch
+from ...techniques.support.replica import within
 from ...training.apply_plan import build_loader
 from ...training.forward.inference import Inference
 from ..measurement import MeasureOptions, Parity
+from .quality import evaluate
 from .split import Split, autocast_seen
 
 _MOST_VALUES = 2**17
@@ -104,7 +107,8 @@ def measure_forward(task: Task, model: nn.Module, samples: Sequence[Any], device
 
 
 def compare_outputs(training: Inference, task: Task, options: MeasureOptions) -> Parity:
-    """The outputs of one batch, held against the reference's.
+    """The outputs of one batch, held against the reference's; where the task's ``evaluate`` judges, the quality of the
+    model without training, beside the outputs' structure and what is NaN or infinite.
 
     The batch is of the same samples whatever the plan's batch, so that each sees equal padding. The fast path of
     torch's own transformer layers is off: it writes zeros where a position is padding, which nobody reads.
@@ -112,31 +116,51 @@ def compare_outputs(training: Inference, task: Task, options: MeasureOptions) ->
     Args:
         training: fresh from :func:`autotune.apply`.
         task: what it was built from.
-        options: samples of the batch, the reference's outputs and the tolerance.
+        options: samples of the batch, the reference's outputs and the tolerance, or its quality and the least.
 
     Raises:
+        TaskError: ``evaluate`` raised, returned no number, or changed the model.
         Exception: whatever ``infer`` raises.
     """
     assert options.parity_batch is not None, "the caller sees to it"
     batch = _fixed_batch(training, task, options.parity_batch)
     with _without_fast_path():
         outputs = [*_outputs(training.infer(batch), samples_in(batch))]
+    quality = _quality_of(training, task) if options.judges else None
     if options.reference_outputs is None:
         unknown = "its outputs cannot be compared: those of the job as it stands are not known"
-        return Parity(losses=(), outputs=_packed(outputs), unlike=unknown if options.must_compare else None)
+        unlike = unknown if options.must_compare else None
+        return Parity(losses=(), outputs=_packed(outputs), unlike=unlike, quality=quality)
     reference = _unpacked(options.reference_outputs)
     if (reason := _other_structure(outputs, reference)) is not None:
-        return Parity(losses=(), unlike=reason, compared="outputs")
+        return Parity(losses=(), unlike=reason, compared="outputs", quality=quality)
     found = [(_difference(*pair), pair[1]) for pair in zip(outputs, reference, strict=True)]
     deviation, worst = max(found, key=lambda one: one[0], default=(0.0, None))
     reason = None
-    if worst is not None and deviation > options.tolerance:
+    if worst is not None and deviation > (options.tolerance if quality is None else sys.float_info.max):
         by = "are NaN or infinite elsewhere" if math.isinf(deviation) else f"differ by {deviation:.2%}"
         reason = (
             f"its outputs{worst.place} {by}: of the reference's, at most {options.tolerance:.2%} is allowed. "
             "--tolerance allows more"
         )
-    return Parity(losses=(), deviation=0.0 if math.isinf(deviation) else deviation, unlike=reason, compared="outputs")
+    elif quality is not None and options.least_quality is not None and quality < options.least_quality:
+        reason = (
+            f"its quality is {quality:.6g}, the reference's {options.reference_quality:.6g}: at least "
+            f"{options.least_quality:.6g} is wanted. --max-quality-drop allows less"
+        )
+    return Parity(
+        losses=(),
+        deviation=0.0 if math.isinf(deviation) else deviation,
+        unlike=reason,
+        quality=quality,
+        compared="outputs" if quality is None else "quality",
+    )
+
+
+def _quality_of(training: Inference, task: Task) -> float:
+    """What ``evaluate`` says of the model with the plan, computed as ``infer`` is."""
+    context = training.settings.forward_context(training.device.type)
+    return evaluate(task, within(training.model), training.evaluation_batch, context).value
 
 
 def _fixed_batch(training: Inference, task: Task, num_samples: int) -> Any:

@@ -118,7 +118,8 @@ class Progress:
         the function is judged as well, in rounds of its own."""
         if self._rounds_s or any(each.event.by_turns for each in self.running):
             return True
-        in_turn = any(each.round > 0 for each in self._again) or self.options.max_quality_drop is not None
+        is_trained = self.options.max_quality_drop is not None and not self.options.inference
+        in_turn = any(each.round > 0 for each in self._again) or is_trained
         if in_turn or self.reference is None or self.facts is None:
             return False
         best = self.best[1] if self.best else self.reference

@@ -87,9 +87,20 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
 def _inference(session: Session, winner: Tried) -> Inference:
     """How the winner's outputs were compared; those of the reference are its own."""
     assert isinstance(winner.outcome, Measured)
-    parity = winner.outcome.measurement.parity
-    deviation = float(f"{parity.deviation:.3g}") if winner.number and parity.compared == "outputs" else None
-    return Inference(tolerance=session.options.tolerance, deviation=deviation)
+    parity, drop, reference = (
+        winner.outcome.measurement.parity,
+        session.options.max_quality_drop,
+        session.reference_parity,
+    )
+    deviation = float(f"{parity.deviation:.3g}") if winner.number and parity.compared is not None else None
+    if drop is None or reference is None or reference.quality is None:
+        return Inference(tolerance=session.options.tolerance if drop is None else None, deviation=deviation)
+    return Inference(
+        deviation=deviation,
+        max_drop=drop.of(reference.quality),
+        quality=parity.quality,
+        reference_quality=reference.quality,
+    )
 
 
 def _with_tensors(session: Session, evidence: Evidence, settings: Settings) -> Evidence:

@@ -213,6 +213,8 @@ class Facts(_Frozen):
     """Of the weights of linear layers and embeddings that do not train."""
     linear_numbers: int = 0
     """Weights of linear layers that could multiply integers."""
+    codable_bytes: int = 0
+    """Of the weights of linear layers and embeddings, whether they train or not."""
     num_feed_forwards: int = 0
     """Modules of it that compute each position of a sequence by itself, and are wider inside."""
     reversible_blocks: tuple[str, ...] = ()

@@ -76,7 +76,7 @@ class Int8Linear(nn.Module):
 
 def _codes(rows: Tensor, scales: Tensor) -> Tensor:
     """In int8, from -127 to 127; 0 for NaN."""
-    return (rows / scales).round_().nan_to_num_(0.0).clamp_(-127, 127).to(torch.int8)
+    return (rows * scales.reciprocal()).round_().nan_to_num_(0.0).clamp_(-127, 127).to(torch.int8)
 
 
 def _scales(rows: Tensor) -> Tensor:
