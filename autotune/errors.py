@@ -54,6 +54,12 @@ class NothingFits(AutotuneError):
     exit_code = 3
 
 
+class OutputsDiffer(AutotuneError):
+    """What was written computes something else than the plan that it was written of. It was removed."""
+
+    exit_code = 3
+
+
 class OutOfTime(AutotuneError):
     """``--max-time`` ended a search before it had tried anything; what was measured is kept."""
 

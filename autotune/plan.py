@@ -295,6 +295,10 @@ class Evaluation(_Section):
     """The largest peak of training alone; absent of a script."""
 
 
+TOLERANCE = 0.05
+"""How far outputs may differ where nothing else is said, as a share of their norm."""
+
+
 class Inference(_Section):
     """Of a plan for inference: how its outputs were compared."""
 

@@ -317,6 +317,8 @@ CAUGHT = {
     "layers/sites.py": "over fake tensors: the structure decides, with a warning",
     "measure/checks/refused.py": "a change that the user's model raises with is left out, with the reason",
     "measure/checks/quality.py": "a user's evaluate: a TaskError that names it",
+    "measure/exports/program.py": "a user's infer that torch.export or ONNX cannot take: told in words",
+    "measure/exports/reload.py": "what a runtime says of a file or a batch: told in words",
     "measure/lengths.py": "a model that cannot take longer samples than were read: they are a stated risk",
     "measure/cuts/judge.py": "a user's model that is cut: that candidate ends, with the reason",
     "measure/cuts/scan.py": "a user's model that is cut: its loss is infinite",
@@ -375,10 +377,10 @@ loaded_by('reading a plan')
 from autotune.search_spaces import load_space
 load_space('default')
 loaded_by('reading a space')
-import pathlib, autotune.commands.where, autotune.commands.show
-autotune.commands.show.show(pathlib.Path('tests/golden/plan.yaml'), False)
+import pathlib, autotune.commands.where, autotune.commands.plans.show
+autotune.commands.plans.show.show(pathlib.Path('tests/golden/plan.yaml'), False)
 loaded_by('showing a plan')
-import autotune.commands.run
+import autotune.commands.plans.run
 loaded_by('what runs a job')
 import autotune.integrations.lightning, autotune.integrations.ray_train
 loaded_by('what to write elsewhere')

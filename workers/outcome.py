@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, TypeAdapter
 from ..estimates import Cheapest, Estimate, Prediction
 from ..measure import Measurement
 from ..measure.cuts.types import Cuts
+from ..measure.exports.types import ExportedFile
 from ..measure.measurement import Evaluated
 from ..measure.profiling.types import Profile
 from ..plan import Peak
@@ -123,6 +124,14 @@ class CutsJudged(_Outcome):
     kind: Literal["cuts_judged"] = "cuts_judged"
     found: Cuts
     """What came of each cut."""
+
+
+class Exported(_Outcome):
+    """The answer to an export request."""
+
+    kind: Literal["exported"] = "exported"
+    file: ExportedFile
+    """What was written, and how it compares."""
 
 
 class OutOfMemory(_Outcome):
@@ -257,6 +266,7 @@ Outcome = Annotated[
     | Chosen
     | Predicted
     | CutsJudged
+    | Exported
     | OutOfMemory
     | TimedOut
     | Crashed

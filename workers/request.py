@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 from ..estimates import CheapestOptions, EstimateOptions, PredictOptions
 from ..measure import InspectOptions, MeasureOptions
 from ..measure.cuts.types import JudgeOptions
+from ..measure.exports.types import ExportOptions
 from ..measure.profiling.types import ProfileOptions
 from ..plan import Plan
 from ..techniques import Settings
@@ -157,6 +158,13 @@ class JudgeRequest(_PlanRequest):
     options: JudgeOptions
 
 
+class ExportRequest(_PlanRequest):
+    """Write what the plan computes as a file: does it do the same?"""
+
+    kind: Literal["export"] = "export"
+    options: ExportOptions
+
+
 class PredictRequest(_Request):
     """What do configurations take, or which batch of one fits, without having run?"""
 
@@ -165,7 +173,7 @@ class PredictRequest(_Request):
 
 
 TrialRequest = Annotated[
-    InspectRequest | MeasureRequest | CompareRequest | ProfileRequest | JudgeRequest | PredictRequest,
+    InspectRequest | MeasureRequest | CompareRequest | ProfileRequest | JudgeRequest | ExportRequest | PredictRequest,
     Field(discriminator="kind"),
 ]
 """Any of them; ``kind`` tells which."""

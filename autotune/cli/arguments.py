@@ -62,6 +62,20 @@ VerifiedJob = Annotated[
     ),
 ]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
+ExportedTask = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL.PY[:NAME]", help="The task file.", show_default="the task that the plan names, next to it"
+    ),
+]
+ExportedTo = Annotated[
+    Literal["onnx", "pt2"],
+    typer.Option(help="The file's format: onnx, which onnxruntime runs, or pt2, which torch.export.load reads."),
+]
+ExportOutput = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="FILE", help="Where the file goes.", show_default="the plan's name: plan.onnx"),
+]
 JobsPath = Annotated[Path, typer.Argument(metavar="JOBS.YAML", help="The jobs.")]
 PlansFolder = Annotated[Path, typer.Option("--output", "-o", help="Folder of the plans, the studies and the summary.")]
 JobsAddress = Annotated[

@@ -1,4 +1,4 @@
-"""The commands for what a search has left: ``show``, ``report``, ``verify`` and ``run``."""
+"""The commands for what a search has left: ``show``, ``report``, ``verify``, ``run`` and ``export``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from .arguments import (
     Address,
     Enforce,
     ExecutorName,
+    ExportedTask,
+    ExportedTo,
+    ExportOutput,
     Framework,
     Json,
     PlanPath,
@@ -30,7 +33,7 @@ from .options import takes_options
 @app.command(short_help="Explain a plan in words.")
 def show(plan: PlanPath, framework: Framework = None, json: Json = False) -> None:
     """Explain a plan in words: what each row does, what it was measured at, and how to apply it."""
-    from ..commands.show import show as command
+    from ..commands.plans.show import show as command
 
     with one_document(json):
         command(plan, json, framework)
@@ -93,6 +96,27 @@ def run(
     {batch.micro} and {batch.accumulate} in the command stand for the plan's. What a script makes impossible ends it
     with 2 and the reason. A job that applies its plan itself finds it by AUTOTUNE_PLAN, and is left to it.
     """
-    from ..commands.run import run as start
+    from ..commands.plans.run import run as start
 
     start(plan, command[1:] if command[0] == "--" else command, strict, enforce)
+
+
+@app.command(short_help="Write a plan's model for onnxruntime, or for torch.export.load.")
+def export(
+    plan: PlanPath,
+    task: ExportedTask = None,
+    to: ExportedTo = ...,  # type: ignore[assignment]  # typer's word for what must be given
+    out: ExportOutput = None,
+    verbose: Verbose = False,
+    json: Json = False,
+) -> None:
+    """Write what a plan for inference computes: infer(model, batch), with the model's weights, as a file.
+
+    The file is read back in a process of its own and run on the task's first batches. Its outputs are held against
+    those of the plan's own model, and of the job as it stands, under the plan's tolerance: exits with 3 where they
+    differ by more, and keeps no file. Batch size, compiled kernels, loader and allocator are in no file.
+    """
+    from ..commands.plans.export import export as command
+
+    with one_document(json):
+        command(plan, task, to, out, verbose, json)

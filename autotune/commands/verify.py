@@ -67,7 +67,7 @@ def verify(path: Path, job: Sequence[str] | None, where: Where, asked: HowToSear
 
 
 def job_of(
-    plan: Plan, job: Sequence[str] | None, path: Path | None
+    plan: Plan, job: Sequence[str] | None, path: Path | None, command: str = "verify"
 ) -> tuple[str, tuple[str, ...] | None, tuple[str, ...]]:
     """What a plan is verified with: the task, the script's command with the plan's batch in it, and what to say of it.
 
@@ -75,28 +75,29 @@ def job_of(
         plan: the plan.
         job: a task file, or what starts a script; None is the plan's own task.
         path: the plan's, beside which its own task is.
+        command: of autotune, that asks.
 
     Raises:
         UserError: there is no such task.
     """
     if not job:
-        return _beside(path or Path("plan.yaml"), plan), None, ()
+        return _beside(path or Path("plan.yaml"), plan, command), None, ()
     if len(job) == 1:
         return job[0], None, ()
     evaluation = plan.evaluation_batch
-    command, changed = fill(job, own_share(plan.settings), evaluation)
-    notes = (changed, other_than_asked(command))
-    return script_name(command), tuple(command), tuple(note for note in notes if note is not None)
+    started, changed = fill(job, own_share(plan.settings), evaluation)
+    notes = (changed, other_than_asked(started))
+    return script_name(started), tuple(started), tuple(note for note in notes if note is not None)
 
 
-def _beside(path: Path, plan: Plan) -> str:
+def _beside(path: Path, plan: Plan, command: str) -> str:
     """The plan's own task: below the plan's folder as it is named, or next to the plan. A plan runs no other file.
 
     Raises:
         UserError: there is none.
     """
     if plan.task is None:
-        raise UserError(f"{path}: it names no task. Give it: `autotune verify {path} model.py`.")
+        raise UserError(f"{path}: it names no task. Give it: `autotune {command} {path} model.py`.")
     folder, source = path.parent, plan.task.source
     for candidate in (str(folder / source), str(folder / Path(source).name)):
         try:
@@ -105,7 +106,9 @@ def _beside(path: Path, plan: Plan) -> str:
             continue
         if file.resolve().is_relative_to(folder.resolve()):
             return candidate
-    raise UserError(f"{path}: its task {source} is not next to it. Give it: `autotune verify {path} path/to/model.py`.")
+    raise UserError(
+        f"{path}: its task {source} is not next to it. Give it: `autotune {command} {path} path/to/model.py`."
+    )
 
 
 def verify_plan(

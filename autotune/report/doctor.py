@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..distribution import VERSION, conflict
+from ..distribution import VERSION, conflict, requirement
 from ..internals import broken
+from ..measure.exports.types import ONNX_PACKAGES
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import INSTALLATION, installed_allocators
 from ..units import MIB, size
@@ -23,7 +24,7 @@ from ..workers.devices import installed_gpus, torch_builds, visible_gpus, why_no
 from ..workers.trial.environment import THREAD_VARIABLES
 from .tables import rows_table
 
-_PACKAGES = ("torch", "optuna", "ray", "pydantic", "nvidia-ml-py")
+_PACKAGES = ("torch", "optuna", "ray", "pydantic", "nvidia-ml-py", *ONNX_PACKAGES)
 
 
 def examine() -> dict[str, Any]:
@@ -169,6 +170,8 @@ def _advice(has_cuda: bool) -> Iterator[str]:
         yield from (f"{name}: {INSTALLATION[name]}. On a CPU it decides what a job is charged." for name in missing)
         if missing:
             yield "A library that was unpacked anywhere is found where LD_LIBRARY_PATH names its folder."
+    if missing := [name for name in ONNX_PACKAGES if _version(name) is None]:
+        yield f"`autotune export --to onnx` lacks {', '.join(missing)}: pip install {requirement('onnx')}."
     if (why := why_no_gpu()) is not None:
         yield f"Searches measure the CPU: {why}"
     elif not has_cuda and "cuda" in torch_builds() and visible_gpus():

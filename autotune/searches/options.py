@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
+from ..plan import TOLERANCE
 from ..script.scratch import Scratch
 from ..units import MIB, format_bytes, format_percent, parse_bytes, parse_duration, parse_percent
 
@@ -187,7 +188,7 @@ class MeasuredBy(BaseModel):
     """Split batches even where that changes the gradient."""
     inference: Annotated[bool, Shown("Space")] = False
     """The job is inference: the task's infer(model, batch) over its samples in eval mode, without gradients."""
-    tolerance: Annotated[float, AfterValidator(_check_tolerance), Shown("Space")] = 0.05
+    tolerance: Annotated[float, AfterValidator(_check_tolerance), Shown("Space")] = TOLERANCE
     """With --inference: how far each sample's outputs may be from those of the job as it stands, as a share of their
     norm."""
     life: Annotated[bool | None, Shown("Budget", default="what takes less than a quarter of a trial")] = None

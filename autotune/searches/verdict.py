@@ -19,6 +19,7 @@ from ..workers import (
     CutsJudged,
     Dropped,
     Estimated,
+    Exported,
     Failed,
     Inspected,
     Lost,
@@ -116,7 +117,17 @@ def judge(
             return Verdict(False, outcome.message, False, None, _failure())
         case Dropped():
             return Verdict(False, outcome.message, False, None, (-1.0, _UNKNOWN, _UNKNOWN, _UNKNOWN, 1.0))
-        case Inspected() | Chosen() | Compared() | Predicted() | CutsJudged() | Profiled() | Estimated() | Lost():
+        case (
+            Inspected()
+            | Chosen()
+            | Compared()
+            | Predicted()
+            | CutsJudged()
+            | Profiled()
+            | Estimated()
+            | Exported()
+            | Lost()
+        ):
             raise AssertionError(f"no answer to a measure request: {outcome.kind}")
 
 

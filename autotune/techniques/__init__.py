@@ -35,7 +35,7 @@ from .parallel import Parallel
 from .precision import Kind, Precision
 from .quantization import Quantization
 from .reversible import Reversible
-from .support.base import Effect, Exactness, LoaderSpec, Program, Stage, Technique
+from .support.base import Effect, Exactness, FileKind, LoaderSpec, Program, Stage, Technique
 from .support.environment import joined
 from .support.facts import Device, Facts
 from .tiles import Tiles
@@ -49,6 +49,7 @@ __all__ = [
     "Effect",
     "Exactness",
     "Facts",
+    "FileKind",
     "LoaderSpec",
     "Settings",
     "Stage",
@@ -192,6 +193,12 @@ class Settings(BaseModel):
         """The first two that do not go together, in words; None where all do."""
         found = ((one.name, one.conflicts(self)) for one in self.techniques())
         return next((f"{name}: {reason}" for name, reason in found if reason is not None), None)
+
+    def in_file(self, kind: FileKind) -> Settings:
+        """Those that are part of a file of the model's program; everything else as the user has it."""
+        stock = Settings()
+        others = (one.name for one in self.chosen() if one.not_in_file(kind) is not None)
+        return self.model_copy(update={name: getattr(stock, name) for name in others})
 
     def needs_training(self) -> str | None:
         """The first that a plan for inference cannot have, and why; None where it can have all."""

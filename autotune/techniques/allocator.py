@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
 from ..units import MIB
-from .support.base import Effect, Run, Stage, Technique
+from .support.base import Effect, FileKind, Run, Stage, Technique
 from .support.facts import Facts
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ class Allocator(Technique):
         if self.kind in facts.allocators:
             return None
         return f"{self.kind} is not installed: {INSTALLATION[self.kind]}" if self.kind in _LIBRARIES else _NOT_GLIBC
+
+    def not_in_file(self, kind: FileKind) -> str | None:
+        """A process has one."""
+        return "the process that runs the file has its own"
 
     def environment(self) -> dict[str, str]:
         """``LD_PRELOAD`` of the library, or CUDA's allocator configuration.

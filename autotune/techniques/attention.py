@@ -10,7 +10,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from .support.base import Effect, Exactness, Run, Stage, Technique
+from .support.base import Effect, Exactness, FileKind, Run, Stage, Technique
 from .support.facts import AttentionBy, Facts
 
 if TYPE_CHECKING:
@@ -103,6 +103,10 @@ class Attention(Technique):
         if self.kind not in _BACKENDS or settings.compile.kind == "none":
             return None
         return "a compiled program chooses kernels by itself where it breaks into pieces: use one"
+
+    def not_in_file(self, kind: FileKind) -> str | None:
+        """A kernel is chosen where it runs."""
+        return "what runs the file chooses the kernel" if self.kind in _BACKENDS else None
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Torch's choice, and the implementation that the model had."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, PositiveInt, model_validator
 
-from .support.base import Effect, Exactness, Stage, Technique
+from .support.base import Effect, Exactness, FileKind, Stage, Technique
 from .support.facts import Facts, ScriptFacts
 
 SPLIT_TOLERANCE = 1e-3
@@ -278,6 +278,10 @@ class Batch(Technique):
             if self.tokens is None or self.flag is not None
             else f"{BY_TOKENS} Train by autotune.apply, or leave tokens out."
         )
+
+    def not_in_file(self, kind: FileKind) -> str | None:
+        """Whoever runs it chooses."""
+        return "whoever runs the file chooses the batch"
 
     def may_hold(self, step_bytes: int, facts: Facts) -> int:
         """Of a packed row, whose prediction is that of padded samples, a mask of all its tokens by all."""

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from ..errors import PlanError
 from ..units import MIB
-from .support.base import Effect, Program, Run, Stage, Technique
+from .support.base import Effect, FileKind, Program, Run, Stage, Technique
 from .support.facts import Facts, ScriptFacts
 from .support.recomputed import is_recomputed
 
@@ -123,6 +123,10 @@ class Compile(Technique):
         """It is of the whole model, or of blocks that the model calls."""
         in_parts = "the script calls the parts of its model one by one" if script.in_parts else None
         return super().left_to(script) or in_parts
+
+    def not_in_file(self, kind: FileKind) -> str | None:
+        """It has no kernels."""
+        return "a file has operations, and no kernels that were compiled of them"
 
     def conflicts(self, settings: Settings) -> str | None:
         """What it would trace into, or would leave out without a word."""

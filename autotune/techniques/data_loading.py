@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ..errors import PlanError
-from .support.base import Effect, LoaderSpec, Program, Stage, Technique
+from .support.base import Effect, FileKind, LoaderSpec, Program, Stage, Technique
 from .support.facts import Facts, ScriptFacts
 
 _CACHE_SHARE = 0.5
@@ -106,6 +106,10 @@ class DataLoading(Technique):
     def left_to(cls, script: ScriptFacts) -> str | None:
         """It is of a DataLoader."""
         return None if script.has_loader else "the script iterates over no torch.utils.data.DataLoader"
+
+    def not_in_file(self, kind: FileKind) -> str | None:
+        """It has none."""
+        return "a file reads no data"
 
     def on_loader(self, spec: LoaderSpec) -> LoaderSpec:
         """Change the options, and read the dataset into a cache where one is asked for.

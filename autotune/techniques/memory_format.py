@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from .support.base import Effect, Program, Run, Stage, Technique
+from .support.base import Effect, FileKind, Program, Run, Stage, Technique
 from .support.facts import Facts
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ class MemoryFormat(Technique):
             parameter = model.get_parameter(name)
             parameter.data = parameter.data.contiguous()
         return model
+
+    def not_in_file(self, kind: FileKind) -> str | None:
+        """Strides of weights are kept by torch alone."""
+        return "ONNX has one order of dimensions" if kind == "onnx" else None
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """Change the weights' strides in place, 4-D as channels_last and 5-D as channels_last_3d.

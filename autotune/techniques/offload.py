@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from ..errors import PlanError
 from ..units import MIB, format_bytes
-from .support.base import Effect, Run, Stage, Technique
+from .support.base import Effect, FileKind, Run, Stage, Technique
 from .support.facts import Facts
 from .support.forwards import take_off
 
@@ -159,6 +159,10 @@ class Offload(Technique):
         if self.kind != "parameters" or not task.infers:
             return task
         return dataclasses.replace(task, build_model=_Frozen(task.build_model))
+
+    def not_in_file(self, kind: FileKind) -> str | None:
+        """It has all weights."""
+        return None if self.kind == "none" else "the file has all weights, and its runtime where they are"
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Blocks with their own forward, and weights in memory."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from .support.base import Effect, Exactness, Program, Run, Stage, Technique
+from .support.base import Effect, Exactness, FileKind, Program, Run, Stage, Technique
 from .support.facts import Device, Facts, InTf32, ScriptFacts
 from .support.tf32 import Tf32, allow_tf32, in_tf32
 
@@ -139,6 +139,10 @@ class Precision(Technique):
         if self.scales_loss:
             return "precision: fp16 needs a loss scaler, which is the script's. Use bf16, or autotune.apply."
         return None
+
+    def not_in_file(self, kind: FileKind) -> str | None:
+        """TF32 is a flag of a process."""
+        return "it is a flag of the process" if self.kind == "tf32" else None
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Torch's flags as the user had them."""

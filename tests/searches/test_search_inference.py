@@ -9,10 +9,10 @@ import pytest
 from screen import printed
 from search_tables import BF16, BOTH, MIB, REFERENCE, TCMALLOC, Run, facts, options, row, run_search
 
+from autotune.commands.plans.run import run
+from autotune.commands.plans.show import show
 from autotune.commands.profile import profile_task
-from autotune.commands.run import run
 from autotune.commands.search import check_asked
-from autotune.commands.show import show
 from autotune.commands.verify import verify_plan
 from autotune.errors import NothingFits, PlanError, StudyError, TaskError, UserError
 from autotune.measure import Parity

@@ -8,7 +8,15 @@ from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.techniques.precision import Precision
-from autotune.workers import REQUEST, CompareRequest, InspectRequest, MeasureRequest, PredictRequest, ProfileRequest
+from autotune.workers import (
+    REQUEST,
+    CompareRequest,
+    ExportRequest,
+    InspectRequest,
+    MeasureRequest,
+    PredictRequest,
+    ProfileRequest,
+)
 
 COMMON = {"id": "1", "task": "model.py", "device": "cpu"}
 BF16 = Settings(precision=Precision(kind="bf16"))
@@ -22,6 +30,7 @@ MEASURE = MeasureRequest(**COMMON, plan=PLAN, options=MeasureOptions(parity_batc
         InspectRequest(**COMMON),
         MEASURE,
         ProfileRequest(**COMMON, plan=PLAN),
+        ExportRequest(**COMMON, plan=PLAN, options={"to": "pt2", "file": "/there"}),
         PredictRequest(**COMMON, options=PredictOptions(settings=(BF16,))),
         PredictRequest(**COMMON, options=EstimateOptions(settings=BF16)),
     ],

@@ -34,9 +34,10 @@ from ...task_file import load_task
 from ...training.apply_plan import apply
 from ...training.forward.inference import Inference
 from ...training.training import Training
-from ..outcome import Chosen, CutsJudged, Estimated, Inspected, Measured, Outcome, Predicted, Profiled
+from ..outcome import Chosen, CutsJudged, Estimated, Exported, Inspected, Measured, Outcome, Predicted, Profiled
 from ..request import (
     CompareRequest,
+    ExportRequest,
     InspectRequest,
     JudgeRequest,
     MeasureRequest,
@@ -114,6 +115,8 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
             return _profile(request, task, folder)
         case JudgeRequest():
             return _judge(request, task, folder)
+        case ExportRequest():
+            return _export(request, task, folder)
         case PredictRequest():
             folder.write_phase("predicting")
             return _predict(request.options, task)
@@ -246,6 +249,14 @@ def _judge(request: JudgeRequest, task: Task, folder: TrialFolder) -> CutsJudged
     found = judge(task, plan, request.options, note)
     print(*lines_of(found), sep="\n")
     return CutsJudged(found=found)
+
+
+def _export(request: ExportRequest, task: Task, folder: TrialFolder) -> Exported:
+    from ...measure.exports.program import export
+
+    _note_compiling(folder)
+    plan = request.plan.model_copy(update={"budget": request.plan.budget.model_copy(update={"limit": None})})
+    return Exported(file=export(task, plan, request.options, request.seed, folder.write_phase))
 
 
 def _predict(options: PredictOptions | CheapestOptions | EstimateOptions, task: Task) -> Predicted | Chosen | Estimated:

@@ -39,6 +39,8 @@ _MOST_VALUES = 2**17
 """Numbers that are kept of one batch's outputs, drawn by chance but the same each time, and as many of each sample."""
 
 
+NO_LIMIT = sys.float_info.max
+"""A tolerance that all numbers are within but NaN and infinity."""
 _HUGE = 1e30
 """From here on a number is as good as infinite: what masks scores by a type's least number."""
 _MASKS, _ABOVE = 1e4, 100.0
@@ -95,7 +97,7 @@ def measure_forward(task: Task, model: nn.Module, samples: Sequence[Any], device
         list(_outputs(outputs, len(samples)))
     except TaskError as error:
         raise TaskError(f"{task.source or 'task'}: {error}") from None
-    if not any(isinstance(leaf, Tensor | np.ndarray) for _, leaf in _leaves(outputs)):
+    if not any(isinstance(leaf, Tensor | np.ndarray) for _, leaf in parts_of(outputs)):
         raise TaskError(
             f"{task.source or 'task'}: infer returned no tensor, but {type(outputs).__name__}. "
             f"Wanted: {SIGNATURES['infer']}."
@@ -124,37 +126,61 @@ def compare_outputs(training: Inference, task: Task, options: MeasureOptions) ->
     """
     assert options.parity_batch is not None, "the caller sees to it"
     batch = _fixed_batch(training, task, options.parity_batch)
-    with _without_fast_path():
-        outputs = [*_outputs(training.infer(batch), samples_in(batch))]
-    quality = _quality_of(training, task) if options.judges else None
+    with without_fast_path():
+        outputs = training.infer(batch)
+    num_samples, quality = samples_in(batch), _quality_of(training, task) if options.judges else None
     if options.reference_outputs is None:
         unknown = "its outputs cannot be compared: those of the job as it stands are not known"
-        unlike = unknown if options.must_compare else None
-        return Parity(losses=(), outputs=_packed(outputs), unlike=unlike, quality=quality)
-    reference = _unpacked(options.reference_outputs)
-    if (reason := _other_structure(outputs, reference)) is not None:
-        return Parity(losses=(), unlike=reason, compared="outputs", quality=quality)
-    found = [(_difference(*pair), pair[1]) for pair in zip(outputs, reference, strict=True)]
-    deviation, worst = max(found, key=lambda one: one[0], default=(0.0, None))
-    reason = None
-    if worst is not None and deviation > (options.tolerance if quality is None else sys.float_info.max):
-        by = "are NaN or infinite elsewhere" if math.isinf(deviation) else f"differ by {deviation:.2%}"
-        reason = (
-            f"its outputs{worst.place} {by}: of the reference's, at most {options.tolerance:.2%} is allowed. "
-            "--tolerance allows more"
-        )
-    elif quality is not None and options.least_quality is not None and quality < options.least_quality:
-        reason = (
+        packed = packed_outputs(outputs, num_samples)
+        return Parity(losses=(), outputs=packed, unlike=unknown if options.must_compare else None, quality=quality)
+    if quality is None:
+        return held_against(outputs, num_samples, options.reference_outputs, options.tolerance)
+    found = held_against(outputs, num_samples, options.reference_outputs, NO_LIMIT)
+    unlike = found.unlike
+    if unlike is None and options.least_quality is not None and quality < options.least_quality:
+        unlike = (
             f"its quality is {quality:.6g}, the reference's {options.reference_quality:.6g}: at least "
             f"{options.least_quality:.6g} is wanted. --max-quality-drop allows less"
         )
-    return Parity(
-        losses=(),
-        deviation=0.0 if math.isinf(deviation) else deviation,
-        unlike=reason,
-        quality=quality,
-        compared="outputs" if quality is None else "quality",
-    )
+    compared = found.compared if found.unlike is not None else "quality"
+    return found.model_copy(update={"quality": quality, "unlike": unlike, "compared": compared})
+
+
+def packed_outputs(outputs: Any, num_samples: int) -> str:
+    """What outputs of a batch are held against later: some of their numbers, as text.
+
+    Raises:
+        TaskError: a part of them is nothing that can be compared.
+    """
+    return _packed([*_outputs(outputs, num_samples)])
+
+
+def held_against(outputs: Any, num_samples: int, packed: str, tolerance: float) -> Parity:
+    """Outputs of a batch beside those of the same batch, of :func:`packed_outputs`.
+
+    Args:
+        outputs: nested.
+        num_samples: of the batch.
+        packed: the reference's.
+        tolerance: how far each sample's may be, as a share of the reference's norm.
+
+    Raises:
+        TaskError: a part of them is nothing that can be compared.
+    """
+    found, reference = [*_outputs(outputs, num_samples)], _unpacked(packed)
+    if (reason := _other_structure(found, reference)) is not None:
+        return Parity(losses=(), unlike=reason, compared="outputs")
+    differences = [(_difference(*pair), pair[1]) for pair in zip(found, reference, strict=True)]
+    deviation, worst = max(differences, key=lambda one: one[0], default=(0.0, None))
+    reason = None
+    if worst is not None and deviation > tolerance:
+        reason = (
+            f"its outputs{worst.place} are NaN or infinite elsewhere than the reference's"
+            if math.isinf(deviation)
+            else f"its outputs{worst.place} differ by {deviation:.2%}: of the reference's, at most {tolerance:.2%} is "
+            "allowed. --tolerance allows more"
+        )
+    return Parity(losses=(), deviation=0.0 if math.isinf(deviation) else deviation, unlike=reason, compared="outputs")
 
 
 def _quality_of(training: Inference, task: Task) -> float:
@@ -176,7 +202,8 @@ def _fixed_batch(training: Inference, task: Task, num_samples: int) -> Any:
 
 
 @contextmanager
-def _without_fast_path() -> Iterator[None]:
+def without_fast_path() -> Iterator[None]:
+    """Torch's transformer layers compute operation by operation."""
     was_on = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -185,19 +212,19 @@ def _without_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(was_on)
 
 
-def _leaves(nested: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+def parts_of(nested: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     """What outputs hold, and where."""
     if isinstance(nested, Tensor):
         yield place, nested
     elif isinstance(nested, Mapping):
         for key, value in nested.items():
-            yield from _leaves(value, f"{place}[{key!r}]")
+            yield from parts_of(value, f"{place}[{key!r}]")
     elif isinstance(nested, tuple | list):
         for number, value in enumerate(nested):
-            yield from _leaves(value, f"{place}[{number}]")
+            yield from parts_of(value, f"{place}[{number}]")
     elif dataclasses.is_dataclass(nested) and not isinstance(nested, type):
         for field in dataclasses.fields(nested):
-            yield from _leaves(getattr(nested, field.name), f"{place}.{field.name}")
+            yield from parts_of(getattr(nested, field.name), f"{place}.{field.name}")
     else:
         yield place, nested
 
@@ -207,7 +234,7 @@ def _outputs(nested: Any, num_samples: int) -> Iterator[_Output]:
     Raises:
         TaskError: a part of them is nothing that can be compared.
     """
-    leaves = [(place, _as_tensor(leaf)) for place, leaf in _leaves(nested)]
+    leaves = [(place, _as_tensor(leaf)) for place, leaf in parts_of(nested)]
     num_each = _MOST_VALUES // max(1, sum(isinstance(leaf, Tensor) for _, leaf in leaves))
     for place, leaf in leaves:
         if isinstance(leaf, _PLAIN):

@@ -36,6 +36,9 @@ Program = Literal["Trainer", "TrainingArguments", "Accelerator", "Lightning", "t
 """Who has options for some settings: transformers' Trainer (its arguments, and flags of a script that parses them),
 Accelerate's Accelerator, Lightning's Trainer, and the scripts of timm and nanoGPT."""
 
+FileKind = Literal["onnx", "pt2"]
+"""Files of a model's program: ONNX, and what ``torch.export.save`` writes."""
+
 
 class Stage(IntEnum):
     """Order in which ``apply`` puts techniques into force."""
@@ -217,6 +220,11 @@ class Technique(BaseModel):
 
     def beyond_script(self) -> str | None:
         """Why no unedited script can have this setting, in words, and what to do instead; None where one can."""
+        return None
+
+    def not_in_file(self, kind: FileKind) -> str | None:
+        """Why a file of the model's program (``autotune export``) has nothing of this setting, in words; None where it
+        is part of the program."""
         return None
 
     def options_of(self, program: Program) -> Mapping[str, Any]:

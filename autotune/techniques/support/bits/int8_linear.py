@@ -52,7 +52,7 @@ class Int8Linear(nn.Module):
         if torch.is_autocast_enabled(device) and dtype is not torch.float64:
             dtype = torch.get_autocast_dtype(device)
         rows = input.reshape(-1, self.in_features).float()
-        if not len(rows):
+        if rows.shape[0] == 0:  # len() would fix the size in an exported program
             return input.new_zeros(*input.shape[:-1], self.out_features, dtype=dtype)
         scales = _scales(rows)
         # NaN is no number in int8: the scale, which is NaN then, takes it to the outputs

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import UserError
-from ..plan import load_plan
-from ..report.printing import tell
-from ..script.command import own_share, under_launcher
-from ..script.distributed_launch import other_than_asked
-from ..script.flags import fill, is_split_otherwise
-from ..training.launched import ENFORCE_VARIABLE, PLAN_VARIABLE, SPLIT_VARIABLE, STRICT_VARIABLE
+from ...errors import UserError
+from ...plan import load_plan
+from ...report.printing import tell
+from ...script.command import own_share, under_launcher
+from ...script.distributed_launch import other_than_asked
+from ...script.flags import fill, is_split_otherwise
+from ...training.launched import ENFORCE_VARIABLE, PLAN_VARIABLE, SPLIT_VARIABLE, STRICT_VARIABLE
 
 
 def run(path: Path, command: Sequence[str], strict: bool = False, enforce: bool = False) -> NoReturn:

@@ -6,10 +6,10 @@ import importlib
 import sys
 from pathlib import Path
 
-from ..errors import PlanError
-from ..plan import load_plan
-from ..report.printing import print_json, print_words
-from ..report.show import as_json, explain
+from ...errors import PlanError
+from ...plan import load_plan
+from ...report.printing import print_json, print_words
+from ...report.show import as_json, explain
 
 
 def show(path: Path, json: bool, framework: str | None = None) -> None:

@@ -1,0 +1,1 @@
+"""What is done with a plan that a search has left."""

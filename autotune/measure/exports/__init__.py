@@ -1,0 +1,1 @@
+"""A plan's model as a file that other runtimes take: written, read back in a process of its own, and compared."""
