@@ -251,7 +251,9 @@ class Foreseen(_Section):
     reference: Bytes
     """What the device is likely to charge the job as it stands."""
     work: Ratio
-    """Work of an optimizer step, over that of the job as it stands."""
+    """Predicted time of an optimizer step, over that of the job as it stands."""
+    speeds: str | None = None
+    """What times are predicted by, as measured on the device; absent where work was counted alone."""
     how: Literal["traced", "probed"] = "traced"
     """``traced`` over fake tensors; ``probed`` by a few real steps."""
     binds: str

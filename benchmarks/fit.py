@@ -159,7 +159,7 @@ def _in_child(name: str, num_samples: int, what: str) -> Row:
         "predicted_bytes": fitted.peak.value,
         "high_bytes": fitted.peak.high,
         "as_it_stands_bytes": fitted.stock_peak.value,
-        "work": fitted.found.times_work,
+        "work": fitted.found.times_step,
         "how": fitted.found.how,
         "measured_bytes": own_peak_bytes(),
         "fit_s": fit_s,

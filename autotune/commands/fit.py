@@ -74,7 +74,7 @@ def fit_task(what: WhatToEstimate, executor: Executor) -> Plan:
     batch = Batch.reference(facts)
     combinations, choices = combinations_of(None, facts, may_free=True, batch=batch)
     asked = options_of(facts, int(budget.limit / budget.factor)).model_dump(exclude={"settings", "choose_blocks"})
-    options = CheapestOptions(**asked, combinations=combinations, choices=choices)
+    options = CheapestOptions(**asked, is_here=what.device == "cpu", combinations=combinations, choices=choices)
     outcome = executor.ask(predict_request("fit", what, time_budget, options))
     if not isinstance(outcome, Chosen):
         if isinstance(outcome, Failed) and not outcome.traceback:

@@ -1,24 +1,34 @@
-"""``cheapest``: of some combinations of techniques, the settings of least work that are predicted to fit a limit."""
+"""``cheapest``: of some combinations of techniques, the settings with the fastest step that are predicted to fit a
+limit."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Callable
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cached_property, lru_cache
+
+import torch
 
 from ..errors import PlanError
+from ..measure.profiling.allocations import Trace
 from ..measure.profiling.rows import peak_moment
 from ..task import Task
 from ..techniques import Settings, Technique
-from .checkpointing.block_choice import Places, as_bytes, believed
+from ..training.apply_plan import build_model
+from ..training.skip_init import skip_init
+from .checkpointing.block_choice import Places, Slower, believed
 from .checkpointing.process_choice import ProcessChoice
 from .max_batch import fills_of
 from .memory_model import MemoryModel
 from .memory_model_cache import MemoryModelCache
 from .predictor import Predictor
+from .time_law import law_here, page_seconds, seconds
 from .tracing.fake_step import Untraceable
-from .types import Cheapest, CheapestOptions, Foretold, Interval
+from .tracing.work import Work
+from .types import COUNTED, Cheapest, CheapestOptions, Foretold, Interval, TimeLaw
 
 _SPREAD, _SPREAD_MAPPED = 1.3, 1.1
 """By how much more than the upper end of its interval a process may be charged beside what it held before, on a CPU,
@@ -41,8 +51,8 @@ def cheapest(
 ) -> Cheapest:
     """Choose settings for the job's own batch.
 
-    Combinations are looked at in the order of the work that they are believed to add, and none that adds more than the
-    best so far: most need not be traced.
+    Combinations are looked at in the order of the least time that they can take, and none whose is more than the
+    best takes: most need not be traced.
 
     Args:
         task: what they are applied to.
@@ -60,7 +70,7 @@ def cheapest(
     choice = _Choice(task, options, base_bytes, memory_models)
     stock, *others = options.combinations
     choice.consider(stock)
-    for combination in sorted(others, key=believed):
+    for combination in sorted(others, key=choice.at_least_s):
         choice.consider(combination)
     return choice.result(began_s)
 
@@ -79,6 +89,18 @@ class _Choice:
         self._seen: list[Foretold] = []
         self._refused: list[tuple[Settings, str]] = []
         self._best: Foretold | None = None
+        self._law = self._measured() if options.is_here else COUNTED
+
+    def _measured(self) -> TimeLaw:
+        """Of this device, at sizes of the job as it stands."""
+        found = self._stock.memory_model(self._micro).memory_model
+        if isinstance(found, MemoryModel):
+            step = found.steps[-1] if found.steps else found.trace_step(self._micro)
+            flops = [one.flops for one in step.work.values()]
+        else:
+            flops = [one.flops for one in found.work(self._micro)]
+        dtype = _product_dtype(self._task, self._options.combinations[0])
+        return law_here(self._options.target, dtype, flops, found.at(self._micro).peak_bytes())
 
     def consider(self, combination: Settings) -> None:
         """Look at a combination, where it may be better than the best."""
@@ -93,61 +115,101 @@ class _Choice:
 
     def _is_worse(self, settings: Settings, best: Foretold) -> bool:
         """Whether settings that can but take longer than the job as it stands are believed slower than the best."""
-        return _only_adds(settings) and self._seen[0].work * believed(settings) >= best.work
+        return _only_adds(settings) and self.at_least_s(settings) >= best.step_s
+
+    def at_least_s(self, settings: Settings) -> float:
+        """Seconds of a step as it stands, with what is believed of settings and the pages that their allocator takes
+        for it."""
+        stock = self._options.combinations[0]
+        more_s = self._pages_s(stock, settings) - self._pages_s(stock, stock)
+        return (self._seen[0].step_s + more_s) * believed(settings, self._law)
+
+    def _pages_s(self, of: Settings, settings: Settings) -> float:
+        """Seconds of a step's new pages, with the allocator of other settings."""
+        if not self._law.new_byte_s:
+            return 0.0
+        trace = self._of(of).memory_model(self._micro).memory_model.at(self._micro)
+        return sum(page_seconds(self._law, trace, settings.allocator).values()) * self._times
 
     def _look_at(self, plain: Settings) -> None:
-        choice = ProcessChoice(self._places, self._of, self._able(plain))
+        choice = ProcessChoice(self._places, self._of, self._able(plain), self._law)
         try:
-            found = choice.choose(plain, self._micro, self._options.limit_bytes, self._counts(plain))
+            most_s = self._room_s(plain)
+            found = choice.choose(plain, self._micro, self._options.limit_bytes, self._counts(plain), most_s)
+            looked_at: Iterable[Settings]
             looked_at = choice.of(plain, self._micro).smallest(self._micro) if found is None else [found]
+        except Slower:
+            return
         except Untraceable:  # no trace tells what a block keeps: each choice everywhere
-            looked_at = sorted(choice.everywhere(plain), key=believed)
+            everywhere = sorted(choice.everywhere(plain), key=self.at_least_s)
+            looked_at = (one for one in everywhere if self._best is None or not self._is_worse(one, self._best))
         for settings in looked_at:
-            if self._best is None or not self._is_worse(settings, self._best):
-                self._take(settings)
+            self._take(settings)
 
     def _able(self, plain: Settings) -> tuple[Technique, ...]:
-        """What can be chosen for a combination: what it does not contradict, and the model can have."""
-        found = []
+        """What can be chosen for a combination: what it does not contradict, and the model can have; what makes the
+        same step as less does is left out."""
+        found: list[Technique] = []
         for one in self._choices:
             settings = plain.having(one)
             if settings.conflict() is not None:
                 continue
             try:
                 if self._process(plain).high > self._options.limit_bytes:
-                    self._of(settings).memory_model(self._micro)
+                    others = [plain, *(plain.having(other) for other in found if other.name == one.name)]
+                    if self._step(settings) in map(self._step, others):
+                        continue
                 found.append(one)
             except PlanError as error:
                 self._refused.append((settings, str(error)))
         return tuple(found)
 
+    def _step(self, settings: Settings) -> tuple[Trace, tuple[Work, Work]]:
+        """What is known of a step."""
+        found = self._of(settings).memory_model(self._micro).memory_model
+        return found.at(self._micro), found.work(self._micro)
+
     def _take(self, settings: Settings) -> None:
         found = self._note(settings)
         fits = found.process.high <= self._options.limit_bytes
-        if fits and (self._best is None or found.work < self._best.work):
+        if fits and (self._best is None or found.step_s < self._best.step_s):
             self._best = found
 
     def _note(self, settings: Settings) -> Foretold:
-        found = Foretold(settings=settings, process=self._process(settings), work=self._work(settings))
+        found = Foretold(settings=settings, process=self._process(settings), step_s=self._step_s(settings))
         self._seen.append(found)
         return found
 
-    def _work(self, settings: Settings) -> float:
+    def _step_s(self, settings: Settings) -> float:
         """Of an optimizer step: what is counted as it stands and what the choices add, with what is believed of all
         that counting leaves out."""
         own = tuple(one for one in self._choices if getattr(settings, one.name) != type(one)())
         plain = settings.having(*(type(one)() for one in own))
-        predictor = self._of(plain)
-        found, passes = predictor.memory_model(self._micro).memory_model, predictor.fit(self._micro).accumulate
-        (step, optimizer), times = found.work(self._micro), passes / min(passes, 2)
-        counted = as_bytes(step) * times + as_bytes(optimizer)
+        counted_s = self._counted_s(plain)
         if not own:
-            return counted * believed(plain)
-        if isinstance(found, MemoryModel):
-            ways = ProcessChoice(self._places, self._of, own).of(plain, self._micro)
-            return believed(plain) * (counted + times * ways.cost(settings, self._micro))
-        step, _ = self._of(settings).memory_model(self._micro).memory_model.work(self._micro)
-        return max(counted, as_bytes(step) * times + as_bytes(optimizer)) * believed(settings)
+            return counted_s * believed(plain, self._law)
+        if isinstance(self._of(plain).memory_model(self._micro).memory_model, MemoryModel):
+            ways = ProcessChoice(self._places, self._of, own, self._law).of(plain, self._micro)
+            return believed(plain, self._law) * (counted_s + self._times * ways.cost(settings, self._micro))
+        return max(counted_s, self._counted_s(settings)) * believed(settings, self._law)
+
+    def _counted_s(self, settings: Settings) -> float:
+        """Seconds of what is counted of an optimizer step."""
+        step, optimizer = self._of(settings).memory_model(self._micro).memory_model.work(self._micro)
+        pages_s = self._pages_s(settings, settings)
+        return seconds(self._law, step) * self._times + seconds(self._law, optimizer) + pages_s
+
+    @cached_property
+    def _times(self) -> float:
+        """Micro-batches of an optimizer step over those of a traced one."""
+        passes = self._stock.fit(self._micro).accumulate
+        return passes / min(passes, 2)
+
+    def _room_s(self, plain: Settings) -> float:
+        """Seconds that what is chosen for a combination may add to a pass before the best so far is as fast."""
+        if self._best is None:
+            return math.inf
+        return (self._best.step_s / believed(plain, self._law) - self._counted_s(plain)) / self._times
 
     def _process(self, settings: Settings) -> Interval:
         return self._spread(self._of(settings).process(self._micro, settings), settings)
@@ -188,8 +250,19 @@ class _Choice:
             module=moment.module,
             fills=tuple(fills_of(trace)),
             refused=tuple(self._refused),
+            law=self._law,
             seconds=time.perf_counter() - began_s,
         )
+
+
+def _product_dtype(task: Task, settings: Settings) -> torch.dtype:
+    """What most of a model's products are computed in: autocast's type, or that of most parameters."""
+    autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    kind = settings.precision.in_force(task.precision).kind
+    sizes = Counter[torch.dtype]()
+    for parameter in build_model(skip_init(task)).parameters() if kind not in autocast else ():
+        sizes[parameter.dtype] += parameter.numel()
+    return autocast.get(kind) or max(sizes, key=sizes.__getitem__, default=torch.float32)
 
 
 def _only_adds(settings: Settings) -> bool:

@@ -26,6 +26,7 @@ from ..techniques import Effect, Settings
 from ..training.apply_plan import build_model
 from ..training.skip_init import skip_init
 from ..training.weights import weights_file
+from .allocators.process import Replayed
 from .memory_model import MemoryModel, fit_memory_model
 from .memory_model_file import StoredModel, load_memory_model, packed
 from .tracing.fake_ops import Target
@@ -55,6 +56,8 @@ class MemoryModelCache:
             target: the device that is planned for.
         """
         self._task, self._largest_of, self._target = task, largest_of or 1, target
+        self.replayed: Replayed | None = None
+        """Where kept, what allocators keep for traces."""
 
     def of(self, plan: Plan, accumulates: bool, few: int | None = None) -> MemoryModel:
         """The memory model, as :func:`fit_memory_model` makes it. Where few micro-batches are asked for, the model

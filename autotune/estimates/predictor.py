@@ -182,4 +182,4 @@ class Predictor:
         _, tensors, at = self._last
         if self._is_cuda:
             return segments.process_interval(at, tensors, self._options, memory_model.possible_bytes(micro))
-        return process_interval(self.base_bytes, at, tensors, settings)
+        return process_interval(self.base_bytes, at, tensors, settings, self.memory_models.replayed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ..internals import TRIED
 from ..measure.profiling.allocations import Kind
@@ -128,8 +128,35 @@ class EstimateOptions(_Options):
         return min(self.reference_micro or self.reference_batch, self.most)
 
 
+class TimeLaw(_Frozen):
+    """Seconds that counted work takes. Unless it was measured, they are an A100's in fp32 (about 20e12 operations and
+    2e12 bytes a second): it is their ratio that matters, and a CPU's is of that order."""
+
+    flop_s: PositiveFloat = 0.5e-13
+    """For a floating-point operation."""
+    byte_s: PositiveFloat = 5e-13
+    """For a byte that is read or written."""
+    new_byte_s: NonNegativeFloat = 0.0
+    """For a byte of a page that the process did not have."""
+    is_measured: bool = False
+
+    @property
+    def said(self) -> str:
+        """The speeds in words."""
+        pages = f", new pages at {_PER_S / self.new_byte_s:.2g} GB/s" if self.new_byte_s else ""
+        return f"{_PER_S / self.flop_s:.3g} GFLOP/s, {_PER_S / self.byte_s:.2g} GB/s{pages}"
+
+
+_PER_S = 1e-9
+COUNTED = TimeLaw()
+"""Where no speed is measured."""
+
+
 class CheapestOptions(EstimateOptions):
     """Which of several combinations of techniques is the cheapest that fits?"""
+
+    is_here: bool = False
+    """Whether the device that is planned for is this process's, so that its speeds can be measured."""
 
     combinations: tuple[Settings, ...]
     """To choose from, the job as it stands first."""
@@ -242,13 +269,13 @@ class Foretold(_Frozen):
     """Without a batch."""
     process: Interval
     """What the device charges the process."""
-    work: float
-    """Bytes that the step moves, with operations converted to bytes and what counting leaves out: the longer, the more
-    time it takes."""
+    step_s: float
+    """Seconds that it takes by a :class:`TimeLaw`, with what is believed of all that counting leaves out: to be
+    compared with those of other settings."""
 
 
 class Cheapest(_Frozen):
-    """The settings of least work that are predicted to fit."""
+    """The settings with the fastest step that are predicted to fit."""
 
     chosen: Foretold | None
     """None where nothing fits."""
@@ -268,6 +295,8 @@ class Cheapest(_Frozen):
     """What fills that peak, the largest first."""
     refused: tuple[tuple[Settings, str], ...] = ()
     """What could not be looked at, and why."""
+    law: TimeLaw
+    """By which steps are compared."""
     seconds: float
     """Time that the choice took."""
 
@@ -277,6 +306,6 @@ class Cheapest(_Frozen):
         return self.chosen or self.least
 
     @property
-    def times_work(self) -> float:
-        """The work of what was chosen over that of the job as it stands."""
-        return self.shown.work / self.stock.work if self.stock.work else 1.0
+    def times_step(self) -> float:
+        """The time of a step with what was chosen, over that of the job as it stands."""
+        return self.shown.step_s / self.stock.step_s if self.stock.step_s else 1.0

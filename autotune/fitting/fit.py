@@ -101,6 +101,7 @@ def fit(
             reference_batch=loop.batch.num_samples,
             reference_micro=loop.batch.micro,
             is_held=True,
+            is_here=target == "cpu" or is_here,
             combinations=combinations,
             choices=choices,
         )

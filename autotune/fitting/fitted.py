@@ -93,11 +93,18 @@ class Fitted:
             f"for {format_bytes(limit)}, {took}: {settings_words(self.settings, self.facts)}",
             f"predicted peak {size(self.peak.value)} ({size(self.peak.low)} to {size(self.peak.high)}); "
             f"as it stands {size(self.stock_peak.value)}",
-            f"counted work of a step: {self.found.times_work:.2f} times as it stands; no time is measured",
+            _step_words(self.found),
             f"binds: {self.binds}",
             *self.notes,
         ]
         return "\n".join(lines)
+
+
+def _step_words(found: Cheapest) -> str:
+    """How much longer a step takes, and how that is known."""
+    if not found.law.is_measured:
+        return f"counted work of a step: {found.times_step:.2f} times as it stands; no time is measured"
+    return f"predicted time of a step: {found.times_step:.2f} times as it stands, at {found.law.said} measured here"
 
 
 def foreseen(found: Cheapest) -> Foreseen:
@@ -108,7 +115,8 @@ def foreseen(found: Cheapest) -> Foreseen:
         low=ceil_mib(peak.low),
         high=ceil_mib(peak.high),
         reference=ceil_mib(found.stock.process.value),
-        work=round(found.times_work, 3),
+        work=round(found.times_step, 3),
+        speeds=found.law.said if found.law.is_measured else None,
         how=found.how,
         binds=what_binds(found),
     )

@@ -123,14 +123,16 @@ class Job:
             return cheapest(task, *self._beside(options, is_here), memory_models)
         settle_process(Settings())  # pages of kernels, and what threads take
         before = _resident_bytes()
-        found = cheapest(task, *self._beside(options, is_here), memory_models)
-        if _resident_bytes() - before < _MOST_DRIFT:
+        found = cheapest(task, *self._beside(options, is_here, before), memory_models)
+        if (after := _resident_bytes()) - before < _MOST_DRIFT:
             return found
-        return cheapest(task, *self._beside(options, is_here), memory_models)
+        return cheapest(task, *self._beside(options, is_here, after), memory_models)
 
-    def _beside(self, options: CheapestOptions, is_here: bool) -> tuple[CheapestOptions, int | None]:
+    def _beside(
+        self, options: CheapestOptions, is_here: bool, resident: int | None = None
+    ) -> tuple[CheapestOptions, int | None]:
         """With what the device charges this process beside the tensors of a step: as a part of a card's context, or as
-        bytes."""
+        bytes, of those that are resident on a CPU."""
         kind = options.target
         optimizer = self._optimizer if isinstance(self._optimizer, torch.optim.Optimizer) else None
         state = [] if optimizer is None else [*optimizer.state.values()]
@@ -141,7 +143,7 @@ class Job:
         gradients = sum(p.numel() * p.element_size() for p in self._model.parameters() if p.requires_grad)
         more = gradients if self._num_ranks > 1 else 0  # buckets of DistributedDataParallel are a copy of them
         if kind == "cpu":
-            return options, max(0, _resident_bytes() - own) + more
+            return options, max(0, (_resident_bytes() if resident is None else resident) - own) + more
         more += max(0, torch.cuda.memory_allocated() - own) if is_here else 0
         return options.model_copy(update={"context": options.context.plus(more)}), None
 
@@ -192,6 +194,7 @@ class _Traced(MemoryModelCache):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._known: dict[tuple[str, bool, int | None], MemoryModel] = {}
+        self.replayed = {}
 
     def of(self, plan: Plan, accumulates: bool, few: int | None = None) -> MemoryModel:
         """As its base has it.

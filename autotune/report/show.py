@@ -17,7 +17,7 @@ from rich.text import Text
 from ..errors import PlanError
 from ..measure.measurement import NUM_STEPS
 from ..plain_yaml import read_yaml
-from ..plan import Budget, Evaluation, Evidence, Inference, Peak, Plan, QualityEvidence, Speed
+from ..plan import Budget, Evaluation, Evidence, Foreseen, Inference, Peak, Plan, QualityEvidence, Speed
 from ..searches.budget import budget_words, limits_words
 from ..techniques import Technique
 from ..units import format_bytes, format_duration, format_latency, size
@@ -181,9 +181,17 @@ def _predicted(plan: Plan) -> Rows:
     peak = f"{size(found.process)} ({size(found.low)} to {size(found.high)}{how}); as it stands {size(found.reference)}"
     return [
         ("predicted peak", peak),
-        ("counted work", f"of a step, {found.work:.2f} times that of the job as it stands; no time is measured"),
+        _step_predicted(found),
         ("binds", found.binds),
     ]
+
+
+def _step_predicted(found: Foreseen) -> tuple[str, str]:
+    """How much longer a step takes, and how that is known."""
+    of_step = f"of a step, {found.work:.2f} times that of the job as it stands"
+    if found.speeds is None:
+        return "counted work", f"{of_step}; no time is measured"
+    return "predicted time", f"{of_step}, at {found.speeds} measured here"
 
 
 def _compiling(compile_s: float, plan: Plan) -> str:

@@ -76,6 +76,11 @@ class Allocator(Technique):
             return -0.25, 0.1
         return (0.1, 0.1) if self.kind in _LIBRARIES else (0.0, 0.0)
 
+    @property
+    def maps_from(self) -> int:
+        """Bytes from which on a tensor on a CPU gets pages of its own, new ones each time."""
+        return {"mmap": MMAP_THRESHOLD, "system": _GROWN_THRESHOLD}.get(self.kind, sys.maxsize)
+
     def unavailable(self, facts: Facts) -> str | None:
         """A C allocator is for CPU training and must be installed; expandable segments are CUDA's."""
         if self.kind == "expandable_segments":

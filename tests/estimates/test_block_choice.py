@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from autotune.estimates.checkpointing import block_choice
-from autotune.estimates.checkpointing.block_choice import FLOPS_PER_BYTE, BlockChoice
+from autotune.estimates.checkpointing.block_choice import BlockChoice, Slower
 from autotune.estimates.checkpointing.block_peaks import holders_of, modules_holders, stretch_peaks
 from autotune.estimates.checkpointing.knapsack import cheapest
 from autotune.estimates.tracing.fake_step import FakeTraining
+from autotune.estimates.types import COUNTED
 from autotune.measure.profiling.allocations import Allocation, Span, Trace
 from autotune.plan import Plan
 from autotune.task import Task
@@ -303,8 +304,19 @@ def test_the_cost_of_a_block_is_its_forward_by_hand():
     found = BlockChoice.of(plan(), task_of(build, (32,)))
     moved = 4 * (8 * 32 + 32 * 32 + 32 + 8 * 32)
     one, two, both = (found.cost(having(blocks, 2), MICRO) for blocks in ((0,), (1,), (0, 1)))
-    assert one == pytest.approx(2 * 8 * 32 * 32 / FLOPS_PER_BYTE + moved, rel=0.01)
+    assert one == pytest.approx(2 * 8 * 32 * 32 * COUNTED.flop_s + moved * COUNTED.byte_s, rel=0.01)
     assert both == pytest.approx(2 * two)
+
+
+def test_what_would_take_too_long_is_not_looked_at():
+    found = BlockChoice.of(plan(), STAGES)
+    limit_bytes = found.memory_model(found.everywhere[0]).peak_bytes(MICRO) - 1
+    chosen = found.choose(MICRO, limit_bytes)
+    assert chosen is not None
+    cost_s = found.cost(chosen, MICRO)
+    assert found.choose(MICRO, limit_bytes, 1.01 * cost_s) == chosen
+    with pytest.raises(Slower):
+        found.choose(MICRO, limit_bytes, cost_s)
 
 
 @pytest.mark.medium

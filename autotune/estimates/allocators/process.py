@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,10 @@ says how far off a prediction is for every allocator, also for a training whose 
 _BESIDE_BYTES = {"tcmalloc": 5 * MIB}
 """What a preloaded allocator itself adds: the median over those configurations of the tables whose tensors are small.
 :func:`resident_bytes` grew by 7 MiB with it."""
+
+
+Replayed = MutableMapping[tuple[Trace, str], int]
+"""What an allocator keeps resident for a step."""
 
 
 def resident_bytes(settings: Settings) -> int:
@@ -66,7 +70,9 @@ class _Small(nn.Module):
         return F.cross_entropy(self.head(y.mean(1)), torch.zeros(len(x), dtype=torch.long))
 
 
-def process_interval(base_bytes: int, trace: Trace, tensors: Interval, settings: Settings) -> Interval:
+def process_interval(
+    base_bytes: int, trace: Trace, tensors: Interval, settings: Settings, replayed: Replayed | None = None
+) -> Interval:
     """What the process is charged at its peak.
 
     Args:
@@ -74,10 +80,13 @@ def process_interval(base_bytes: int, trace: Trace, tensors: Interval, settings:
         trace: a step; where its peak is another than the tensors', what malloc adds is taken in proportion.
         tensors: at their peak.
         settings: whose allocator it is.
+        replayed: what is known of traces, and is added to.
     """
     kind = settings.allocator.kind
-    resident = _RESIDENT.get(kind, heap.resident_peak_bytes)
-    added = resident(trace) / trace.peak_bytes()
+    known = {} if replayed is None else replayed
+    if (trace, kind) not in known:
+        known[trace, kind] = _RESIDENT.get(kind, heap.resident_peak_bytes)(trace)
+    added = known[trace, kind] / trace.peak_bytes()
     beside = base_bytes + _BESIDE_BYTES.get(kind, 0)
     low, value, high = (beside + round(part * added) for part in (tensors.low, tensors.value, tensors.high))
     error = round(_ERROR * value + _SLACK_ERROR * (added - 1) * tensors.value)

@@ -14,25 +14,28 @@ from ...measure.profiling.allocations import Phase
 from ...plan import Plan
 from ...task import Task
 from ...techniques import Settings, Technique
+from ...techniques.allocator import Allocator
 from ...techniques.checkpointing import Checkpointing, find_blocks
 from ...training.apply_plan import build_model
 from ...training.skip_init import skip_init
 from ..memory_model import MemoryModel, fit_memory_model
+from ..time_law import page_seconds, seconds
 from ..tracing.fake_ops import Target
 from ..tracing.work import Work
-from ..types import Largest
+from ..types import COUNTED, Largest, TimeLaw
 from .block_peaks import Holders, holders_of, modules_holders, stretch_peaks
 from .knapsack import cheapest, smallest
 from .variables import Variables
 
-FLOPS_PER_BYTE = 10.0
-"""Operations that take as long as moving a byte: of an A100 in fp32 (19.5e12 over 2.0e12 a second), and of the order of
-a CPU's. It matters where some blocks compute and others move data."""
 _MOST_TRIES = 4
 """Choices that are traced to check them. The first is exact where savings add up: so they do in all models tried, but
 for layers of kind ``recompute``, which keep less for the layer behind them and are 5 % off."""
 _MOST_LAWS = 12
 """Memory models kept at a time, since each holds its traces: of each way everywhere, and of the last choices."""
+
+
+class Slower(Exception):
+    """Whatever fits adds more time than is allowed."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class BlockChoice:
         memory_model: Callable[[Settings], MemoryModel],
         plain: Settings,
         choices: tuple[Technique, ...],
+        law: TimeLaw = COUNTED,
     ) -> None:
         """
         Args:
@@ -74,11 +78,12 @@ class BlockChoice:
             memory_model: of a step with settings; asked for often.
             plain: settings of which nothing is chosen yet.
             choices: what is chosen from, of techniques that add up, as it is everywhere.
+            law: of the time that work takes.
         """
         self.memory_model = memory_model
         """The memory of a step with settings."""
         self.variables = Variables(choices if places.num_blocks else _without_blocks(choices), places.num_blocks)
-        self._holders, self._plain = places.holders, plain
+        self._holders, self._plain, self._law = places.holders, plain, law
 
     @classmethod
     def of(
@@ -119,18 +124,20 @@ class BlockChoice:
         """The plain settings, and each way everywhere: what the program is made from."""
         return [self._plain, *(self._plain.having(*way) for way in self.variables.steps)]
 
-    def choose(self, micro: int, limit_bytes: int) -> Settings | None:
+    def choose(self, micro: int, limit_bytes: int, most_s: float = math.inf) -> Settings | None:
         """The settings that cost least, such that the tensors' peak is at most a limit.
 
         Args:
             micro: samples in one forward pass, >= 1.
             limit_bytes: that the choice's own memory model holds at this micro-batch.
+            most_s: seconds from which on a choice is not looked at.
 
         Returns:
             The plain ones where nothing need be done. None where neither what takes least nor anything that was found
             is enough.
 
         Raises:
+            Slower: the cheapest adds that many seconds.
             Untraceable: the training asks for values that fake tensors do not have.
         """
         if self._fits(self._plain, micro, limit_bytes):
@@ -144,6 +151,8 @@ class BlockChoice:
             chosen = cheapest(costs, changes, limit_bytes - base, tried, rules)
             if chosen is None:
                 break
+            if sum(costs[number] for number in chosen) >= most_s:
+                raise Slower
             settings = self.variables.settings(self._plain, chosen)
             if self._fits(settings, micro, limit_bytes):
                 return settings
@@ -168,7 +177,7 @@ class BlockChoice:
         return [*self.everywhere, *([] if found is None else [self.variables.settings(self._plain, found)])]
 
     def cost(self, settings: Settings, micro: int) -> float:
-        """What settings add to a step: bytes moved, with operations converted to bytes by FLOPS_PER_BYTE.
+        """Seconds that settings add to a step, by the law.
 
         Raises:
             Untraceable: the training asks for values that fake tensors do not have.
@@ -190,25 +199,27 @@ class BlockChoice:
         return peaks.base_bytes, np.array(columns, dtype=float).reshape(len(columns), len(peaks.base_bytes)).T
 
     def _costs(self, micro: int) -> list[float]:
-        """Of each unknown: the work with it everywhere less the work as it stands, in its place, with what counting
+        """Of each unknown: the seconds with it everywhere less those as it stands, in its place, with what counting
         leaves out. What a block need not compute again, since backward reads none of it, is not in it. What trades time
         is never taken to save any: layers that read less are yet seldom faster."""
-        plain = self._work(self._plain, micro)
+        plain = self._seconds(self._plain, micro)
         added = []
         for way in self.variables.steps:
-            more = np.maximum(self._work(self._plain.having(*way), micro) - plain, 0.0)
+            more = np.maximum(self._seconds(self._plain.having(*way), micro) - plain, 0.0)
             added.append(believed(Settings().having(*way)) * (plain + more) - plain)
         return [
             float(added[step].sum() if block == -1 else added[step][block]) for step, block in self.variables.places
         ]
 
-    def _work(self, settings: Settings, micro: int) -> np.ndarray:
-        """(blocks + 1,): the work in each block, and last outside them. Work in a module that several blocks share is
+    def _seconds(self, settings: Settings, micro: int) -> np.ndarray:
+        """(blocks + 1,): seconds in each block, and last outside them. Those in a module that several blocks share are
         split between them."""
-        found = np.zeros(self.variables.num_blocks + 1)
-        for (module, _), moved in _moved_bytes(self.memory_model(settings), micro).items():
+        found, model = np.zeros(self.variables.num_blocks + 1), self.memory_model(settings)
+        worked = ((module, took) for (module, _), took in _worked(self._law, model, micro).items())
+        pages = page_seconds(self._law, model.at(micro), settings.allocator) if self._law.new_byte_s else {}
+        for module, took in (*worked, *pages.items()):
             holders = holders_of(module, self._holders) or (self.variables.num_blocks,)
-            found[list(holders)] += moved / len(holders)
+            found[list(holders)] += took / len(holders)
         return found
 
 
@@ -217,15 +228,16 @@ def _without_blocks(choices: tuple[Technique, ...]) -> tuple[Technique, ...]:
     return tuple(one for one in choices if one.adds_up != "blocks" or one.in_blocks((), 0) != type(one)())
 
 
-def believed(settings: Settings) -> float:
-    """Times as long as it is counted, by the prior of a search. What recomputing blocks takes is counted."""
-    gains = settings.having(Checkpointing()).prior_gains().values()
+def believed(settings: Settings, law: TimeLaw = COUNTED) -> float:
+    """Times as long as it is counted, by the prior of a search. What recomputing blocks takes is counted; so are new
+    pages, where the law has them."""
+    counted = (Checkpointing(), *([Allocator()] if law.new_byte_s else []))
+    gains = settings.having(*counted).prior_gains().values()
     return math.exp(-sum(mean for mean, _ in gains))
 
 
-def _moved_bytes(memory_model: MemoryModel, micro: int) -> Mapping[tuple[str, Phase], float]:
-    """The work of each module and phase as one number, at a micro-batch: interpolated between the first and the last
-    traced batch."""
+def _worked(law: TimeLaw, memory_model: MemoryModel, micro: int) -> Mapping[tuple[str, Phase], float]:
+    """Seconds of each module and phase at a micro-batch: interpolated between the first and the last traced batch."""
     if memory_model.is_traced_at_each_batch or micro < memory_model.batches[0]:
         first = last = memory_model.trace_step(micro)
         share = 0.0
@@ -233,10 +245,5 @@ def _moved_bytes(memory_model: MemoryModel, micro: int) -> Mapping[tuple[str, Ph
         first, *_, last = memory_model.steps
         share = (micro - memory_model.batches[0]) / (memory_model.batches[-1] - memory_model.batches[0])
     places = {**first.work, **last.work}
-    one, other = ({place: as_bytes(step.work.get(place, Work())) for place in places} for step in (first, last))
+    one, other = ({place: seconds(law, step.work.get(place, Work())) for place in places} for step in (first, last))
     return {place: one[place] + (other[place] - one[place]) * share for place in places}
-
-
-def as_bytes(work: Work) -> float:
-    """Work as one number: bytes moved, with operations converted by FLOPS_PER_BYTE."""
-    return work.flops / FLOPS_PER_BYTE + work.num_bytes

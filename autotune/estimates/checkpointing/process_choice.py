@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -10,7 +11,7 @@ from ...techniques.checkpointing import Checkpointing
 from ..memory_model import MemoryModel
 from ..predictor import Predictor
 from ..tracing.fake_step import Untraceable
-from ..types import Interval
+from ..types import COUNTED, Interval, TimeLaw
 from .block_choice import BlockChoice, Places
 from .variables import Variables
 
@@ -26,17 +27,24 @@ class ProcessChoice:
         places: Places,
         predictor: Callable[[Settings], Predictor],
         choices: tuple[Technique, ...] = (Checkpointing(kind="blocks"),),
+        law: TimeLaw = COUNTED,
     ) -> None:
         """
         Args:
             places: where the task's modules stand.
             predictor: of the combination with settings chosen for it; asked for often.
             choices: what is chosen from, of techniques that add up, as it is everywhere.
+            law: of the time that work takes.
         """
-        self._places, self._predictor, self._choices = places, predictor, choices
+        self._places, self._predictor, self._choices, self._law = places, predictor, choices, law
 
     def choose(
-        self, settings: Settings, micro: int, limit_bytes: int, counts: Callable[[Interval], int]
+        self,
+        settings: Settings,
+        micro: int,
+        limit_bytes: int,
+        counts: Callable[[Interval], int],
+        most_s: float = math.inf,
     ) -> Settings | None:
         """The settings that cost least, such that the process stays within a limit.
 
@@ -45,11 +53,13 @@ class ProcessChoice:
             micro: samples in one forward pass, >= 1.
             limit_bytes: what the process may be charged.
             counts: of the interval of what it is charged, what is held against the limit.
+            most_s: seconds from which on a choice is not looked at.
 
         Returns:
             The settings as they are where nothing need be done, None where what takes least is not enough.
 
         Raises:
+            Slower: the cheapest adds that many seconds.
             Untraceable: the step was probed, which does not tell what each block keeps.
         """
         plain = settings.having(*(type(one)() for one in self._choices))
@@ -70,7 +80,7 @@ class ProcessChoice:
         choice = self.of(plain, micro)
         factor = min(map(added, choice.everywhere))
         for _ in range(_MOST_TRIES):
-            chosen = choice.choose(micro, int((limit_bytes - base_bytes) / factor))
+            chosen = choice.choose(micro, int((limit_bytes - base_bytes) / factor), most_s)
             if chosen is None:
                 break
             if takes(chosen) <= limit_bytes:
@@ -90,7 +100,9 @@ class ProcessChoice:
         Raises:
             Untraceable: by :meth:`BlockChoice.choose`: the step was probed.
         """
-        return BlockChoice(self._places, lambda settings: self._traced(settings, micro), plain, self._choices)
+        return BlockChoice(
+            self._places, lambda settings: self._traced(settings, micro), plain, self._choices, self._law
+        )
 
     def _traced(self, settings: Settings, micro: int) -> MemoryModel:
         found = self._predictor(settings).memory_model(micro)

@@ -156,7 +156,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0]
         if func in SCATTERS and self._accumulation.is_into_its_own(args):
             return args[0]
-        if func in _IN_PLACE and _keeps_first(args, kwargs):
+        if func in _IN_PLACE and _keeps_first(args, kwargs, self._steps.is_running):
             return args[0]
         if func in _INTO and _keeps_first(args, kwargs) and kwargs["out"].shape == args[0].shape:
             return kwargs["out"]
@@ -198,15 +198,17 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._kernel(torch.empty_strided, a, made.size(), made.stride(), dtype=a.dtype, device="meta")
 
 
-def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
+def _keeps_first(args: Any, kwargs: dict[str, Any], has_no_values: bool = False) -> bool:
     """Whether an in-place operation surely returns its first argument: all tensors are of one type and device, and of
-    its shape or broadcast to it."""
+    its shape or broadcast to it; and none has a value that someone may ask for."""
     first = args[0]
     if not isinstance(first, FakeTensor) or not first.dtype.is_floating_point:
         return False
     for one in (*args, *kwargs.values()):
         if isinstance(one, Tensor):
-            if not isinstance(one, FakeTensor) or one.constant is not None or one.fake_device != first.fake_device:
+            if not isinstance(one, FakeTensor) or one.fake_device != first.fake_device:
+                return False
+            if one.constant is not None and not has_no_values:
                 return False
             if one.dtype != first.dtype or one.layout != torch.strided or not _repeats(one.shape, first.shape):
                 return False

@@ -1,0 +1,85 @@
+"""``TimeLaw``: what a step takes, and what a choice makes of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.estimates import CheapestOptions
+from autotune.estimates import cheapest as module
+from autotune.estimates.cheapest import cheapest
+from autotune.estimates.time_law import law_here, page_seconds, seconds
+from autotune.estimates.tracing.work import Work
+from autotune.estimates.types import TimeLaw
+from autotune.measure.profiling.allocations import Allocation, Phase, Trace
+from autotune.task import Task
+from autotune.techniques import Settings
+from autotune.techniques.allocator import Allocator
+from autotune.techniques.checkpointing import Checkpointing
+from autotune.units import MIB
+
+LAW = TimeLaw(flop_s=2e-9, byte_s=3e-9, new_byte_s=5e-9, is_measured=True)
+BLOCKS = Settings(checkpointing=Checkpointing(kind="blocks"))
+MMAP = Settings(allocator=Allocator(kind="mmap"))
+BATCH, ROWS, WIDTH = 2, 2**14, 64
+
+
+def test_operations_and_bytes_each_take_their_time():
+    assert seconds(LAW, Work(flops=1000, num_bytes=100)) == pytest.approx(2.3e-6)
+
+
+def test_new_pages_are_those_of_tensors_that_are_mapped_each_time():
+    """glibc maps from 32 MiB on, and from 1 MiB on where a plan says so; what was there before the step is not new."""
+    made = [(0, 64 * MIB, 0), (1, 40 * MIB, 1), (2, 2 * MIB, 2), (3, MIB - 1, 3)]
+    trace = Trace(
+        tuple(Allocation(id, size, born, None, "a", Phase.FORWARD, "temporary") for id, size, born in made), (), 4
+    )
+    by_itself, mapped, preloaded = (Allocator(kind=kind) for kind in ("system", "mmap", "tcmalloc"))
+    assert page_seconds(LAW, trace, by_itself) == {"a": pytest.approx(40 * MIB * 5e-9)}
+    assert page_seconds(LAW, trace, mapped) == {"a": pytest.approx(42 * MIB * 5e-9)}
+    assert page_seconds(LAW, trace, preloaded) == {}
+
+
+def test_speeds_are_measured_once_in_a_process():
+    first, again = (law_here("cpu", torch.float32, [2 * 64**3], 8 * MIB) for _ in range(2))
+    assert first is again
+    assert first.is_measured
+    assert min(first.flop_s, first.byte_s) > 0 <= first.new_byte_s
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+TASK = Task(
+    build_model=lambda: nn.Sequential(*(Block() for _ in range(8))),
+    build_dataset=lambda: [torch.zeros(ROWS, WIDTH)] * BATCH,
+    compute_loss=lambda model, x: model(x).square().mean(),
+    batch_size=BATCH,
+)
+
+
+def chosen(limit_bytes: int, *combinations: Settings):
+    options = CheapestOptions(
+        combinations=combinations, choices=(BLOCKS,),
+        limit_bytes=limit_bytes, reference_batch=BATCH, is_held=True, is_here=True,
+    )  # fmt: skip
+    return cheapest(TASK, options, base_bytes=0)
+
+
+@pytest.mark.parametrize(("new_byte_s", "kind", "recomputes"), [(1e-15, "mmap", False), (1e-6, "system", True)])
+def test_the_faster_of_new_pages_and_recomputed_blocks_is_taken(monkeypatch, new_byte_s, kind, recomputes):
+    """Both fit: pages of their own for all as it stands, and the heap with recomputed blocks."""
+    law = LAW.model_copy(update={"new_byte_s": new_byte_s})
+    monkeypatch.setattr(module, "law_here", lambda *_: law)
+    found = chosen(chosen(2**50, BLOCKS).stock.process.high, Settings(), MMAP)
+    assert found.law == law
+    assert found.chosen is not None
+    assert found.chosen.settings.allocator.kind == kind
+    assert (found.chosen.settings.checkpointing != Checkpointing()) == recomputes
