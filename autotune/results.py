@@ -11,6 +11,7 @@ from .estimates import Calibration, Estimate
 from .estimates.cards import Card
 from .measure.profiling.types import Profile
 from .plan import Evaluation, Evidence, Inference, Plan
+from .script.scratch import Scratch
 from .search_spaces import Unavailable
 from .searches.options import SearchOptions
 from .searches.predicted.duration import Expected
@@ -136,7 +137,7 @@ class WhatToEstimate:
     """What the user asked for. Every field is a command-line option of ``autotune estimate``."""
 
     task: str
-    """``model.py`` or ``model.py:name``."""
+    """``model.py`` or ``model.py:name``, or a script's name."""
     budget_bytes: int | None = None
     """``--budget``; None is all of the device's memory."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -153,6 +154,12 @@ class WhatToEstimate:
     """``--effective-batch``."""
     storage: str | None = None
     """``--storage``: where studies are, whose trials calibrate the estimate; None is SQLite under ``.autotune/``."""
+    command: tuple[str, ...] | None = None
+    """Of ``autotune fit``: what starts the script."""
+    scratch: Scratch = "auto"
+    """The same: the folder that it runs in."""
+    techniques: tuple[str, ...] | None = None
+    """The same: ``--techniques``; None are those that trade time for memory."""
 
     @property
     def limit_bytes(self) -> int | None:

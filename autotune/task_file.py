@@ -50,11 +50,15 @@ def load_task(source: str, inference: bool = False) -> Task:
     return task
 
 
-def refuse_script(source: str) -> None:
+def refuse_script(source: str, command: str = "search") -> None:
     """Look at a file, without running it, for anything that a task file defines.
 
     A training script given by mistake would train for hours before it could be said that it is none. Where names may
     come about in another way (a star import, ``exec``), or the file cannot be read, only running it tells.
+
+    Args:
+        source: ``path/to/model.py[:name]``.
+        command: of autotune's, that takes a script too.
 
     Raises:
         TaskError: no such file, or it defines nothing of a task.
@@ -70,7 +74,7 @@ def refuse_script(source: str) -> None:
         return
     raise TaskError(
         f"{source}: defines none of {', '.join(REQUIRED)}, and no `{name or 'task'}`. If it is a training script, "
-        f"give the command that starts it, behind --: `autotune search -- python {path} --its --flags`. Or give the "
+        f"give the command that starts it, behind --: `autotune {command} -- python {path} --its --flags`. Or give the "
         f"task in a file of its own, which defines:\n{_signatures(REQUIRED)}\n"
         "`autotune init` writes a commented example. The file was not run."
     )

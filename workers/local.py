@@ -82,7 +82,8 @@ class LocalSlot:
         """Run a trial on the server of its environment, or two that take turns, each on one of its own: ``Lost`` where
         there cannot be one, or the slot is closed."""
         with contextlib.ExitStack() as stack:
-            is_alone = request.device == "cuda" and not isinstance(request, PredictRequest)
+            is_traced = isinstance(request, PredictRequest) and request.command is None
+            is_alone = request.device == "cuda" and not is_traced
             gpus = _gpus(self.environment) if is_alone else []
             held = [stack.enter_context(alone_on(gpu, lambda: self._is_closed)) for gpu in gpus]
             outcome = self._run_here(request)

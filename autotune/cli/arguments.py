@@ -180,6 +180,14 @@ Card = Annotated[
         show_default="none: plan for this machine",
     ),
 ]
+Techniques = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,...",
+        help="Choose from these, as autotune.fit(techniques=…) does: layers, checkpointing, optimizer_state, offload.",
+        show_default="checkpointing, layers, optimizer_step; on a CPU the allocator mmap",
+    ),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
 StrictRun = Annotated[
     bool,

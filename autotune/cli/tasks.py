@@ -31,9 +31,11 @@ from .arguments import (
     ProfiledPlan,
     Sequence,
     TaskPath,
+    Techniques,
     Trace,
     Verbose,
 )
+from .arguments import Job as JobWords
 from .options import MayBeAlone, takes_options
 
 
@@ -109,31 +111,42 @@ def estimate(
 
 
 @app.command(short_help="Write a plan that is predicted to fit a budget, without measuring it.")
-@takes_options(SearchOptions, only=("effective_batch",))
+@takes_options(SearchOptions, only=("effective_batch", "scratch"))
 def fit(
-    task: TaskPath,
+    job: JobWords,
     budget: EstimatedBudget = None,
     card: Card = None,
     device_memory: DeviceMemory = None,
     device: Device = None,
+    techniques: Techniques = None,
     output: Output = Path("plan.yaml"),
     verbose: Verbose = False,
     json: Json = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Write a plan with which MODEL.PY is predicted to fit the budget at the least time: which blocks are recomputed,
+    """Write a plan with which a job is predicted to fit the budget at the least time: which blocks are recomputed,
     whether layers save memory, whether the optimizer steps in backward. The batch, and the arithmetic, stay.
 
-    A training step is traced over fake tensors, in seconds; nothing is trained. `autotune verify` measures the plan,
-    `autotune search --start` goes on from it, `autotune.fit` does the same to a model in your own loop. Exits with 3
-    when nothing fits, with the smallest budget that works.
+    A training step is traced over fake tensors, in seconds; nothing is trained. A script runs twice, to its first
+    steps. `autotune verify` measures the plan, `autotune search --start` goes on from it, `autotune.fit` does the same
+    to a model in your own loop. Exits with 3 when nothing fits, with the smallest budget that works.
     """
     from ..commands.estimate import what_to_estimate
     from ..commands.fit import fit as command
 
     with one_document(json):
-        what = what_to_estimate(task, device, device_memory, card, budget_bytes=budget, **given)
+        started: dict[str, Any] = {}
+        if len(job) > 1:
+            from ..script.command import script_name
+
+            started = {"command": tuple(job)}
+        elif given.get("scratch", "auto") != "auto":
+            raise UserError("--scratch is for a script. Give the command that starts it, behind --.")
+        if techniques is not None:
+            given["techniques"] = tuple(one.strip() for one in techniques.split(","))
+        task = script_name(job) if started else job[0]
+        what = what_to_estimate(task, device, device_memory, card, budget_bytes=budget, **started, **given)
         if len(what.cards) > 1:
             raise UserError(f"--card: a plan is for one card, but got {len(what.cards)}. Name one.")
         command(what, output, json, verbose)

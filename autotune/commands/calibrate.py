@@ -12,14 +12,14 @@ from ..errors import StudyError
 from ..estimates import Calibration, CheapestOptions, EstimateOptions, Interval, PredictOptions
 from ..estimates.cards import on_device
 from ..results import WhatToEstimate
-from ..searches.requests import failure, largest_of
+from ..script.command import own_batch
+from ..searches.requests import failure, largest_of, started
 from ..searches.store.read_study import Stored, finished
 from ..searches.store.storage import default_url
 from ..searches.store.url import masked
 from ..searches.time_budget import TimeBudget
 from ..techniques import Facts
 from ..workers import Executor, Predicted, PredictRequest
-from ..workers.trial.environment import own_thread_variables
 from ..workers.trial.traces import first_line
 
 _MOST_CALIBRATING_S = 60.0
@@ -85,14 +85,15 @@ def predict_request(
     time_budget: TimeBudget,
     options: PredictOptions | CheapestOptions | EstimateOptions,
 ) -> PredictRequest:
-    """A request to predict in a process of its own."""
+    """A request to predict in a process of its own; for a script, in its own."""
+    batch = own_batch(what.command, what.effective_batch) if what.command is not None else None
     return PredictRequest(
         id=name,
         task=os.path.abspath(what.task),
-        device="cpu",
+        device="cuda" if what.command is not None and what.is_here else "cpu",
         options=options,
         deadline_s=time_budget.deadline_s(0.0, spare_finalists=False),
-        environment=own_thread_variables(),
+        **started(what.command, batch, what.scratch),
     )
 
 

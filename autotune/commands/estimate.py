@@ -150,7 +150,12 @@ def read_task(what: WhatToEstimate, executor: Executor, time_budget: TimeBudget)
         TaskError: it cannot be loaded, or states a precision that this machine does not have.
     """
     options = SearchOptions(
-        task=what.task, device=inspected_on(what), effective_batch=what.effective_batch, max_quality_drop=ANY_DROP
+        task=what.task,
+        command=what.command,
+        scratch=what.scratch,
+        device=inspected_on(what),
+        effective_batch=what.effective_batch,
+        max_quality_drop=ANY_DROP,
     )
     facts = inspect(options, executor, time_budget, runs_model=False)
     if what.device == "cpu" and (reason := refused(facts.precision, facts.device)) is not None:

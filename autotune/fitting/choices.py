@@ -119,6 +119,7 @@ def nearest_miss(found: Cheapest, options: CheapestOptions, budget: Budget, fact
     least = ceil_mib(math.ceil(found.least.process.high * budget.factor) + grows)
     tried = {one.name for settings in (*options.combinations, *options.choices) for one in settings.chosen()}
     trades = (one for one in TECHNIQUES.values() if is_of_step(one) and one.trades_time)
+    tried |= facts.left_out.keys()
     more = [one.name for one in trades if one.name not in tried and len(one.choices(facts)) > 1]
     return (
         f"nothing fits within {size(budget.limit)}. The smallest budget that works is "

@@ -84,12 +84,11 @@ def fit(
     limit_bytes = _read_budget(budget)
     if type(accumulate) is not int or accumulate < 1:
         raise UserError(f"fit: accumulate: a whole number of batches from 1 on was expected, but got {accumulate!r}.")
-    target, is_here = _place(model, device)
+    target, is_here = place(model, device)
     loop = Loop(loss or own_loss, accumulate, max_grad_norm, precision, tuple(blocks))
     job = Job(model, batch, optimizer, loop)
     may_free = optimizer is not None and techniques is not None and this_rank().size == 1
-    kept_small = heap_kept_small() if target == "cpu" else nullcontext()
-    with kept_small, undisturbed(), torch.enable_grad(), _left_alone(model):
+    with set_apart(model, target):
         facts = job.facts(target, is_here, limit_bytes)
         combinations, choices = combinations_of(
             techniques, facts, may_free=may_free, batch=loop.batch, has_optimizer=optimizer is not None
@@ -98,9 +97,7 @@ def fit(
         options = CheapestOptions(
             **on_device(facts.device, bool(facts.conv_dims), facts.tries_kernels),
             limit_bytes=max(1, int(limit_bytes / plain.factor)),
-            reference_batch=loop.batch.num_samples,
-            reference_micro=loop.batch.micro,
-            is_held=True,
+            **loop.sizes,
             is_here=target == "cpu" or is_here,
             combinations=combinations,
             choices=choices,
@@ -125,7 +122,7 @@ def _read_budget(budget: str | int) -> int:
     return limit_bytes
 
 
-def _place(model: nn.Module, device: str | None) -> tuple[Literal["cpu", "cuda"], bool]:
+def place(model: nn.Module, device: str | None) -> tuple[Literal["cpu", "cuda"], bool]:
     """The type of the device that is planned for, and whether the model is there already, on a card.
 
     Raises:
@@ -186,6 +183,18 @@ def _agreed(choose: Callable[[], Cheapest]) -> Cheapest:
             raise type(one)(f"rank {rank}: {one}")
     largest: Cheapest = max(every, key=lambda one: (one.chosen is None, one.stock.process.high))
     return largest
+
+
+@contextmanager
+def set_apart(model: nn.Module, target: Literal["cpu", "cuda"]) -> Iterator[None]:
+    """A choice is made within: nothing of it is left in the process, or in the model.
+
+    Raises:
+        TaskError: as :func:`_left_alone`.
+    """
+    kept_small = heap_kept_small() if target == "cpu" else nullcontext()
+    with kept_small, undisturbed(), torch.enable_grad(), _left_alone(model):
+        yield
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ..estimates.tracing.fake_step import Untraceable
 from ..measure import InspectOptions
 from ..measure.dataset import DatasetFacts
 from ..measure.facts import build_facts
-from ..measure.processes import own_peak_bytes, resident_bytes
+from ..measure.processes import beside_bytes, own_peak_bytes, resident_bytes
 from ..nested import dense_parts, tensors_in, to_device
 from ..plan import Plan
 from ..randomness import undisturbed
@@ -53,7 +53,17 @@ class Job:
         batch: Any,
         optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None,
         loop: Loop,
+        goes_on: bool = True,
     ) -> None:
+        """
+        Args:
+            model: the user's.
+            batch: one of the loop's.
+            optimizer: of the model's parameters, or a function of them; None is AdamW.
+            loop: what it does.
+            goes_on: whether the training goes on in this process, with what a choice leaves in it.
+        """
+        self._goes_on = goes_on
         self._model, self._batch, self._optimizer, self._loop = model, batch, optimizer, loop
         self._stand_ins = StandIns(model, optimizer)
         self._num_ranks = this_rank().size
@@ -124,7 +134,7 @@ class Job:
         settle_process(Settings())  # pages of kernels, and what threads take
         before = _resident_bytes()
         found = cheapest(task, *self._beside(options, is_here, before), memory_models)
-        if (after := _resident_bytes()) - before < _MOST_DRIFT:
+        if not self._goes_on or (after := _resident_bytes()) - before < _MOST_DRIFT:
             return found
         return cheapest(task, *self._beside(options, is_here, after), memory_models)
 
@@ -143,7 +153,8 @@ class Job:
         gradients = sum(p.numel() * p.element_size() for p in self._model.parameters() if p.requires_grad)
         more = gradients if self._num_ranks > 1 else 0  # buckets of DistributedDataParallel are a copy of them
         if kind == "cpu":
-            return options, max(0, (_resident_bytes() if resident is None else resident) - own) + more
+            taken = _resident_bytes() if resident is None else resident
+            return options, max(0, taken - own) + beside_bytes() + more  # a loader's workers, among others
         more += max(0, torch.cuda.memory_allocated() - own) if is_here else 0
         return options.model_copy(update={"context": options.context.plus(more)}), None
 

@@ -43,6 +43,11 @@ class Loop:
         """Of an optimizer step."""
         return Batch(micro=WHOLE, accumulate=self.accumulate)
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The batch, as :class:`autotune.estimates.EstimateOptions` has it."""
+        return {"reference_batch": self.batch.num_samples, "reference_micro": self.batch.micro, "is_held": True}
+
     def task(self, stand_ins: StandIns, build_model: Callable[[], nn.Module], data: Any, micro: int) -> Task:
         """Of copies of the user's model.
 

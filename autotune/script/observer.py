@@ -138,8 +138,8 @@ class Observer:
                 self.waits.leave_out(draw.wait)
         self._unused.clear()
 
-    def forward_ended(self) -> None:
-        """The model's call is over."""
+    def forward_ended(self, outputs: Any) -> None:
+        """The model's call is over, and has returned ``outputs``; None where it raised."""
 
     def backward(self, loss: Any) -> None:
         """A backward pass begins."""

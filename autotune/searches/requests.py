@@ -116,14 +116,14 @@ class Requests:
             ),
             options=measure,
             deadline_s=deadline_s + (_LIFE_PHASES * measure.life.most_s if measure.life is not None else 0.0),
-            **_started(self.command, own_share(settings), self.scratch, batch),
+            **started(self.command, own_share(settings), self.scratch, batch),
         )
 
     def evaluating(self, request: MeasureRequest, batch: int) -> MeasureRequest:
         """The same request, with another evaluation batch in its plan, and in the script's flags."""
         plan = request.plan.model_copy(update={"evaluation": Evaluation(batch=batch)})
-        started = _started(self.command, own_share(plan.settings), self.scratch, batch)
-        return request.model_copy(update={"plan": plan, **started})
+        anew = started(self.command, own_share(plan.settings), self.scratch, batch)
+        return request.model_copy(update={"plan": plan, **anew})
 
     def evaluation_batch(self, settings: Settings) -> int | None:
         """Samples that a trial evaluates at once; None where the task lets none be chosen."""
@@ -234,7 +234,7 @@ class Requests:
         return _OF_OTHER_DRAWS if drawn and settings.batch != reference_settings(own).batch else limit
 
 
-def _started(
+def started(
     command: Sequence[str] | None, batch: Batch | None, scratch: Scratch, evaluation: int | None = None
 ) -> dict[str, Any]:
     """How a trial's process is started, where the job is a script: with the batches in its flags, and what it might
@@ -321,7 +321,7 @@ def inspected(
             tries={name: tuple(Settings(**{name: one}) for one in row) for name, row in tries.items()},
         ),
         deadline_s=time_budget.deadline_s(0.0, spare_finalists=False),
-        **_started(
+        **started(
             options.command,
             own_batch(options.command, options.effective_batch) if options.command else None,
             options.scratch,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Ended
+from command_line import Ended, environment
 from screen import printed
 
 from autotune.plan import load_plan
@@ -71,6 +73,8 @@ def test_nothing_fits_exits_with_3_names_what_would_and_writes_nothing(fit, tmp_
     [
         (("--device", "cuda"), "Give --budget or --device-memory"),
         (("--card", "h100,l40s"), "a plan is for one card, but got 2"),
+        (("--card", "unknown"), "--card: no card is known as 'unknown'."),
+        (("--budget", "8GiB", "--scratch", "empty"), "--scratch is for a script."),
         (("--budget", "8GiB", "--output", "deep.py"), "that is the task itself"),
     ],
 )
@@ -78,3 +82,115 @@ def test_what_is_wrong_is_said(options, words, fit):
     ended = fit(*options)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert words in ended.stderr
+
+
+def test_a_script_in_a_tasks_place_is_told_how_it_is_given(fit, tmp_path):
+    (tmp_path / "train.py").write_text("import torch\n")
+    ended = fit("--budget", "8GiB", task="train.py")
+    assert ended.returncode == 2
+    assert "`autotune fit -- python train.py --its --flags`" in ended.stderr
+
+
+@pytest.mark.medium
+def test_techniques_are_checked_as_in_python(fit):
+    ended = fit("--budget", "8GiB", "--techniques", "layers, data_loading")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "and not what is computed or fed to it, but got data_loading" in ended.stderr
+
+
+HEAD = """\
+import sys
+import torch
+from torch import nn
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+model = nn.Sequential(*(Block() for _ in range(6)))
+optimizer = torch.optim.AdamW(model.parameters())
+schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+loader = torch.utils.data.DataLoader(torch.zeros(1, 64).expand(2**16, 64), 2**15)
+"""
+LOOP = """
+for _ in range(int(sys.argv[1])):
+    for x in loader:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+"""
+TWICE = """
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+"""
+
+
+@pytest.fixture
+def fit_script(here, tmp_path):
+    """``fit`` of a script of these lines, told to train for so many epochs."""
+
+    def run(body, *options, epochs=1000):
+        (tmp_path / "train.py").write_text(HEAD + body)
+        return here("fit", *options, "--scratch=off", "--", sys.executable, tmp_path / "train.py", epochs, cwd=tmp_path)
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_script_is_fitted_and_nothing_else_is_left(fit_script, tmp_path):
+    """For a card of the size that the same model as a task needs; nothing but the plan is left in the folder."""
+    ended = fit_script(LOOP, "--device-memory", "1150MiB")
+    assert ended.returncode == 0, ended.stderr
+    plan = load_plan(tmp_path / "plan.yaml")
+    assert (plan.measured, plan.budget.device, plan.predicted.how) == (None, "cuda", "traced")
+    assert (plan.settings.batch.num_samples, Path(plan.task.source).name) == (2**15, "train.py")
+    assert plan.settings.checkpointing.kind == "chosen" or plan.settings.layers.kind == "exact"
+    assert plan.predicted.reference > plan.predicted.process
+    assert {path.name for path in tmp_path.iterdir()} == {"plan.yaml", "train.py"}
+
+
+@pytest.mark.slow
+def test_a_script_on_a_cpu_is_within_its_prediction(fit_script, tmp_path):
+    """Loader, scheduler and all that it imports count as they do in the job."""
+    ended = fit_script(LOOP, "--budget", "800MiB")
+    assert ended.returncode == 0, ended.stderr
+    predicted = load_plan(tmp_path / "plan.yaml").predicted
+    job = [sys.executable, "-m", "autotune", "run", "plan.yaml", "--", sys.executable, "train.py", "2"]
+    ran = subprocess.run(
+        [sys.executable, "-c", PEAK, *job], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert "autotune: applied: " in ran.stderr, ran.stderr
+    assert int(ran.stdout.splitlines()[-1]) * 1024 <= predicted.high
+
+
+PEAK = """\
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+"""Runs a command, and prints the KiB that the largest of its processes took."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "options", "code", "words"),
+    [
+        (LOOP, ("--budget", "200MiB"), 3, "The smallest budget that works is"),
+        ("raise ValueError('no data')", (), 2, "ValueError: no data"),
+        ("model(next(iter(loader))).sum().backward()", (), 2, "without an optimizer step"),
+        (TWICE + LOOP.replace("loss.b", "Twice.apply(loss).b"), (), 2, "its loss goes by what is not seen (Twice"),
+    ],
+)
+def test_a_script_that_cannot_be_fitted_is_told_why(body, options, code, words, fit_script, tmp_path):
+    ended = fit_script(body, *options)
+    assert (ended.returncode, ended.stdout) == (code, ""), ended.stderr
+    assert words in ended.stderr
+    assert not (tmp_path / "plan.yaml").exists()

@@ -21,12 +21,12 @@ class Contexts:
     numpy or into another model, as without a plan.
     """
 
-    def __init__(self, settings: Settings, begins: Callable[[Any, Any], None], ends: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, begins: Callable[[Any, Any], None], ends: Callable[[Any], None]) -> None:
         """
         Args:
             settings: the plan's.
             begins: told of each call, with the model and its inputs.
-            ends: told once a call is over that records a graph.
+            ends: told once a call is over that records a graph, with what it returns.
         """
         self._precision = settings.precision
         self._others = settings.having(Precision())
@@ -78,21 +78,22 @@ class Contexts:
             self.close()
             self._begins(model, (args, kwargs))
             self._depth += 1
-            has_returned = False
+            has_returned, outputs = False, None
             try:
                 self._open.enter_context(self._others.forward_context(device))
                 with self._precision.forward_context(device):
                     self._is_in_call = True
                     outputs = inner(*args, **kwargs)
                 has_returned = True
-                return widened(outputs, dtype) if self._precision.kind == "bf16" else outputs
+                outputs = widened(outputs, dtype) if self._precision.kind == "bf16" else outputs
+                return outputs
             finally:
                 if not has_returned:
                     self.close()
                 self._depth -= 1
                 self._is_in_call = False
                 if torch.is_grad_enabled():
-                    self._ends()
+                    self._ends(outputs)
                 else:
                     self.close()
 

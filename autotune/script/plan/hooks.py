@@ -264,9 +264,9 @@ class ScriptHooks:
             self._is_in_train_mode = module.training
             self._note_inputs(inputs)
 
-    def _call_ended(self) -> None:
+    def _call_ended(self, outputs: Any) -> None:
         if self.observer is not None:
-            self.observer.forward_ended()
+            self.observer.forward_ended(outputs)
 
     def _note_inputs(self, inputs: Any) -> None:
         if not torch.is_grad_enabled():

@@ -112,7 +112,7 @@ class Look(Observer):
         layers = (module for module in self._found.model.modules() if isinstance(module, nn.RNNBase))
         self._hooks = [layer.register_forward_pre_hook(look) for layer in layers]
 
-    def forward_ended(self) -> None:
+    def forward_ended(self, outputs: Any) -> None:
         """Whether the model has drawn random numbers."""
         self._after = self._generators()
         self._draws = self._draws or self._after != self._before

@@ -18,8 +18,8 @@ from ...measure.processes import end_with
 from ...plan import Plan
 from ...ranks import own_gpu, this_rank
 from ...techniques import Settings
-from ...workers import Failed, Inspected, Lost, Measured, Outcome, OutOfMemory
-from ...workers.request import InspectRequest, MeasureRequest
+from ...workers import Chosen, Failed, Inspected, Lost, Measured, Outcome, OutOfMemory
+from ...workers.request import InspectRequest, MeasureRequest, PredictRequest
 from ...workers.trial.folder import TrialFolder
 from ...workers.trial.resuming import is_short, resumed_script
 from ..command import FENCES
@@ -66,7 +66,7 @@ class ScriptTrial:
                 self._folder.write_speaker()
         self._stack = self._folder.write_stacks() if self._ranks.rank == 0 else None
         request = self._folder.read_request()
-        assert isinstance(request, InspectRequest | MeasureRequest), "a script answers no other"
+        assert isinstance(request, InspectRequest | MeasureRequest | PredictRequest), "a script answers no other"
         self._request = request
         self._began_s = time.monotonic()
         self._is_answered = False
@@ -135,6 +135,10 @@ class ScriptTrial:
             CompileTime(self._folder.write_compiling)  # which puts the trial's deadline off
             timing = ScriptTiming(request, self._began_s, self._answer, self._tell, self._obstacle)
             self._timing, self._finish, hooks.observer = timing, timing.finish, timing
+        elif isinstance(request, PredictRequest):
+            from .choosing import Choosing
+
+            hooks.observer = Choosing(request, in_script, self._answer, hooks.remove)
         else:
             look = Look(
                 request, in_script, self._ranks.size, self._answer, self._folder.path / "scratch", self._obstacle
@@ -197,7 +201,7 @@ class ScriptTrial:
 
     def _end(self, outcome: Outcome | None) -> NoReturn:
         """Write the outcome and end the script as by ``sys.exit``, within some seconds; a forked copy ends at once."""
-        failed = not isinstance(outcome, Measured | Inspected | None)
+        failed = not isinstance(outcome, Measured | Inspected | Chosen | None)
         code = int(failed and self._several is not None)  # torchrun ends the others, which may wait for this process
         if os.getpid() == self._process:
             self._write(outcome)

@@ -1,0 +1,228 @@
+"""``Recorder``: what a script computes from its model's call to the loss, recorded to be computed again over copies."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ...nested import mapped, tensors_in
+
+_EMPTY = torch.empty(0)
+"""Stands in recorded arguments where a tensor is to be."""
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """A call of the model, or of a function of torch's."""
+
+    run: Callable[..., Any] | None
+    """None is the model."""
+    arguments: Any
+    """Positional and named ones, without their tensors."""
+    reads: tuple[int | str, ...]
+    """Its tensors, in order: numbers, and names of the model's own."""
+    writes: tuple[int, ...]
+    """Numbers of the tensors that it returns, or changes in place."""
+    autocast: torch.dtype | None
+    """What the script's own autocast around it computes in."""
+
+    def again(self, model: nn.Module, values: Sequence[Tensor]) -> list[Tensor]:
+        """What it returns, or changes, given other tensors to read."""
+        rest = iter(values)
+        args, kwargs = mapped(self.arguments, lambda _: next(rest))
+        own = nullcontext() if self.autocast is None else torch.autocast(_device_of(model), self.autocast)
+        with own:
+            return _written(self.run, args, (self.run or model)(*args, **kwargs))
+
+
+@dataclass(frozen=True)
+class RecordedPass:
+    """A forward pass of a script, as a function of a model and a batch: a loss as ``autotune.fit`` takes it."""
+
+    operations: tuple[_Operation, ...]
+    """Those that lead to the loss."""
+    places: tuple[int, ...]
+    """Numbers of the batch's tensors."""
+    batch: tuple[Tensor, ...]
+    """What the script had before, and whatever no gradient goes through."""
+    loss: int
+    """Its number."""
+    held: tuple[int, ...] = ()
+    """Numbers of what the script's names hold until its next pass."""
+
+    @property
+    def num_elements(self) -> int:
+        """Of the batch."""
+        return sum(tensor.numel() for tensor in self.batch)
+
+    def __call__(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+        """The loss.
+
+        Args:
+            model: the script's, or a copy.
+            batch: tensors in place of those that the script had.
+        """
+        values: dict[int | str, Tensor] = dict(zip(self.places, batch, strict=True))
+        values.update(_own_tensors(model))
+        for one in self.operations:
+            written = one.again(model, [values[place] for place in one.reads])
+            values.update(zip(one.writes, written, strict=True))
+        loss, held = values[self.loss], [values[place] for place in self.held if place in values]
+        loss.register_hook(partial(_hold, held))  # type: ignore[no-untyped-call]
+        return loss
+
+
+@dataclass
+class _Pass:
+    """What is known of the pass that goes on."""
+
+    device: str
+    """Its type."""
+    own: dict[int, str]
+    """Names of the model's tensors, by their ids."""
+    operations: list[_Operation] = field(default_factory=list)
+    held: list[Tensor] = field(default_factory=list)
+    """In the order of their numbers; no id is another's meanwhile."""
+    numbers: dict[int, int] = field(default_factory=dict)
+    """By their ids."""
+    given: set[int] = field(default_factory=set)
+    """Numbers of those that no operation has made."""
+    unseen: dict[int | str, str] = field(default_factory=dict)
+    """What made those of them that a gradient goes through."""
+
+    def number(self, tensor: Tensor) -> int:
+        """A new number for it."""
+        self.held.append(tensor)
+        self.numbers[id(tensor)] = len(self.held) - 1
+        return len(self.held) - 1
+
+    def place(self, tensor: Tensor) -> int | str:
+        """Where it is found."""
+        if id(tensor) in self.own:
+            return self.own[id(tensor)]
+        if id(tensor) not in self.numbers:
+            self.given.add(number := self.number(tensor))
+            if tensor.grad_fn is not None:
+                self.unseen[number] = tensor.grad_fn.name()
+        return self.numbers[id(tensor)]
+
+    def reads(self, run: Callable[..., Any] | None, arguments: Any) -> Callable[[Any], _Operation]:
+        """An operation that is about to run; it is known once called with what that has written."""
+        places = tuple(map(self.place, tensors_in(arguments)))
+        empty = mapped(arguments, lambda _: _EMPTY)
+        autocast = torch.get_autocast_dtype(self.device) if torch.is_autocast_enabled(self.device) else None
+        return lambda written: _Operation(run, empty, places, tuple(map(self.number, written)), autocast)
+
+
+class Recorder(TorchFunctionMode):
+    """Records each forward pass of a script's model, and what the script makes of it up to the backward pass.
+
+    Source: torch's TorchFunctionMode, https://docs.pytorch.org/docs/stable/torch.overrides.html
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.why = "no loss of a call of its model is passed back"
+        """Why nothing was recorded, in words."""
+        self._last: dict[int, weakref.ref[Tensor]] = {}
+        """What the last pass has made, by number."""
+        self._pass: _Pass | None = None
+        self._call: Callable[[Any], _Operation] | None = None
+        self._is_on = False
+
+    def called(self, model: nn.Module, inputs: Any) -> None:
+        """The model is about to be called with ``inputs``, positional ones and named ones."""
+        self._switch(on=False)
+        if self._pass is None:
+            self._pass = _Pass(_device_of(model), {id(tensor): name for name, tensor in _own_tensors(model).items()})
+        self._call = self._pass.reads(None, inputs)
+
+    def returned(self, outputs: Any) -> None:
+        """The call is over."""
+        if self._pass is not None and self._call is not None:
+            self._pass.operations.append(self._call([*tensors_in(outputs)]))
+            self._call = None
+            self._switch(on=True)
+
+    def passed_back(self, loss: Any) -> RecordedPass | None:
+        """What led to the loss of a backward pass; None where that is of no call of the model, or cannot be told."""
+        self._switch(on=False)
+        one, self._pass = self._pass, None
+        if one is None or not isinstance(loss, Tensor):
+            return None
+        made = ((number, one.held[number]) for each in one.operations for number in each.writes)
+        self._last = {number: weakref.ref(tensor) for number, tensor in made if tensor is not loss}
+        return self._led_to(loss, one)
+
+    def let_go(self) -> tuple[int, ...]:
+        """Take its values from whatever the script still holds of the last pass, once it is to end.
+
+        Returns:
+            The numbers of these tensors.
+        """
+        gc.collect()
+        held = {number: tensor for number, one in self._last.items() if (tensor := one()) is not None}
+        for tensor in held.values():
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return tuple(held)
+
+    def _switch(self, on: bool) -> None:
+        if on and not self._is_on:
+            self.__enter__()  # type: ignore[no-untyped-call]
+        elif self._is_on and not on:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._is_on = on
+
+    def __torch_function__(self, run: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record what a gradient goes through; the rest is as if it were given."""
+        assert self._pass is not None, "it is on within a pass"
+        operation = self._pass.reads(run, (args, kwargs or {}))
+        found = run(*args, **(kwargs or {}))
+        written = _written(run, args, found)
+        if any(tensor.requires_grad for tensor in written):
+            self._pass.operations.append(operation(written))
+        return found
+
+    def _led_to(self, loss: Tensor, one: _Pass) -> RecordedPass | None:
+        found = one.place(loss)
+        needed = {found}
+        operations: list[_Operation] = []
+        for each in reversed(one.operations):
+            if not needed.isdisjoint(each.writes):
+                operations.insert(0, each)
+                needed.update(each.reads)
+        if unseen := [one.unseen[number] for number in sorted(needed & one.unseen.keys(), key=str)]:
+            self.why = f"its loss goes by what is not seen ({unseen[0]})"
+            return None
+        if not isinstance(found, int) or all(each.run is not None for each in operations):
+            return None
+        places = tuple(sorted(one.given & needed))
+        batch = tuple(one.held[place].detach() for place in places)
+        return RecordedPass(tuple(operations), places, batch, found)
+
+
+def _hold(held: Sequence[Tensor], gradient: Tensor) -> None:
+    """A hook that leaves the gradient as it is, and keeps tensors for as long as there is a graph."""
+
+
+def _written(run: Callable[..., Any] | None, args: Sequence[Any], found: Any) -> list[Tensor]:
+    """What a call has returned, or has changed without returning it."""
+    return [args[0]] if run is Tensor.__setitem__ else [*tensors_in(found)]
+
+
+def _device_of(model: nn.Module) -> str:
+    return next(model.parameters()).device.type
+
+
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return dict(chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)))

@@ -1,0 +1,139 @@
+"""A script's forward pass, recorded: it gives the same loss and gradients again, of a copy and of other data."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from autotune.script.trial.recorded import Recorder
+
+
+def recorded(script, model, *batch):
+    """What a loop makes of its model and its batch, as a function, with the recorder."""
+    recorder = Recorder()
+
+    def call(*args, **kwargs):
+        recorder.called(model, (args, kwargs))
+        outputs = model(*args, **kwargs)
+        recorder.returned(outputs)
+        return outputs
+
+    loss = script(call, *batch)
+    found = recorder.passed_back(loss)
+    assert torch.overrides._get_current_function_mode() is None
+    return found, recorder
+
+
+def classified(call, x, y):
+    return F.cross_entropy(call(x), y) / 2
+
+
+def penalized(call, x, y):
+    return nn.CrossEntropyLoss()(call(x), y) + 0.5 * MODEL.weight.square().sum()
+
+
+def summed_in_place(call, x, y):
+    loss = call(x).logsumexp(1).mean()
+    loss += call(2 * x).square().mean()
+    return loss
+
+
+def written_into(call, x, y):
+    parts = torch.zeros(2)
+    out = call(x)
+    parts[0], parts[1] = out.mean(), out[:, 0].max()
+    return parts.sum()
+
+
+def in_bf16(call, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.cross_entropy(call(x), y)
+
+
+MODEL = nn.Linear(6, 3)
+
+
+@pytest.mark.parametrize("script", [classified, penalized, summed_in_place, written_into, in_bf16])
+def test_a_copy_has_the_scripts_loss_and_gradients(script):
+    x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 0, 1])
+    expected = torch.autograd.grad(script(MODEL, x, y), [*MODEL.parameters()])
+    found, _ = recorded(script, MODEL, x, y)
+    other = copy.deepcopy(MODEL)
+    again = torch.autograd.grad(found(other, found.batch), [*other.parameters()])
+    assert all(torch.equal(one, its) for one, its in zip(again, expected, strict=True))
+
+
+def test_other_values_in_the_batch_have_their_own_loss():
+    x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 0, 1])
+    found, _ = recorded(classified, MODEL, x, y)
+    assert [tensor.shape for tensor in found.batch] == [(5, 6), (5,)]
+    assert found(MODEL, (3 * x, y)).item() == classified(MODEL, 3 * x, y).item()
+
+
+def test_only_what_leads_to_the_loss_is_made_again():
+    """What is logged is not, nor what needs no gradient: that is of the batch."""
+    teacher = nn.Linear(6, 3)
+
+    def distilled(call, x):
+        out = call(x)
+        print((out.argmax(1) == 0).float().mean().item(), out.norm().item())
+        with torch.no_grad():
+            wanted = teacher(x).tanh()
+        return (out - wanted).square().mean()
+
+    x = torch.randn(5, 6)
+    found, _ = recorded(distilled, MODEL, x)
+    assert [one.run and one.run.__name__ for one in found.operations] == [None, "sub", "square", "mean"]
+    assert torch.equal(found.batch[1], teacher(x).tanh().detach())
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (lambda call, x: Doubled.apply(call(x)).sum(), "its loss goes by what is not seen (DoubledBackward)"),
+        (lambda call, x: Doubled.apply(call(x).sum()), "its loss goes by what is not seen (DoubledBackward)"),
+        (lambda call, x: MODEL.weight.sum(), "no loss of a call of its model is passed back"),
+    ],
+)
+def test_what_cannot_be_recorded_is_told(script, why):
+    found, recorder = recorded(script, MODEL, torch.randn(5, 6))
+    assert found is None
+    assert recorder.why == why
+
+
+def test_what_the_script_holds_of_a_pass_is_let_go_and_held_again_until_backward():
+    names = []
+
+    def keeps_outputs(call, x):
+        names.append(call(x))
+        return (names[0] * 2).square().mean()
+
+    found, recorder = recorded(keeps_outputs, MODEL, torch.randn(5, 6))
+    held = recorder.let_go()
+    assert held == found.operations[0].writes
+    assert names[0].numel() == 0
+    made = []
+    model = copy.deepcopy(MODEL)
+    model.register_forward_hook(lambda module, args, output: made.append(weakref.ref(output)))
+    loss = replace(found, held=held)(model, found.batch)
+    assert made[0]() is not None
+    assert replace(found, held=())(model, found.batch) is not None
+    assert made[1]() is None
+    del loss
+    assert made[0]() is None
