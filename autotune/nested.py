@@ -49,7 +49,8 @@ def rows_of(batch: Any, num_samples: int, rows: slice) -> Any:
     each; the rest stays whole.
 
     Raises:
-        ValueError: a list of as many tensors as samples, which may be either; or a sparse tensor of blocks.
+        ValueError: a list of as many tensors as samples, which may be either; or a sparse or nested tensor whose rows
+            torch does not select.
     """
     if isinstance(batch, torch.Tensor):
         return _rows(batch, rows) if batch.dim() and len(batch) == num_samples else batch
@@ -66,8 +67,12 @@ def _rows(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
     """Some rows; torch slices no sparse tensor, and selects from one by coordinates alone."""
     if tensor.layout is torch.strided:
         return tensor[rows]
-    if tensor.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
-        raise ValueError(f"rows of a tensor in {tensor.layout} are not taken: use sparse_coo or sparse_csr")
+    compressed = tensor.layout in (torch.sparse_csr, torch.sparse_csc)
+    if tensor.layout is not torch.sparse_coo and not (compressed and tensor.dim() - tensor.dense_dim() == 2):
+        raise ValueError(
+            f"rows of a tensor in {tensor.layout} of {tensor.dim()} dimensions are not taken: use strided, sparse_coo, "
+            "or sparse_csr of two dimensions"
+        )
     places = torch.arange(*rows.indices(len(tensor)), device=tensor.device)
     found: torch.Tensor = tensor.to_sparse(layout=torch.sparse_coo).index_select(0, places)
     return found.to_sparse(layout=tensor.layout)

@@ -207,8 +207,8 @@ def _held(cell: Any) -> Any:
 
 def _content(tensor: torch.Tensor) -> Any:
     """All of it, or of a large one what is there at many places; its version tells of what torch writes into it."""
-    if len(dense_parts(tensor)) > 1:
-        return tuple(tensor.shape), [_content(part) for part in dense_parts(tensor)]
+    if tensor.layout is not torch.strided and len(parts := dense_parts(tensor)) > 1:
+        return tuple(tensor.shape), [_content(part) for part in parts]
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return tuple(tensor.shape), tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
     flat = tensor.detach().reshape(-1) if tensor.numel() * tensor.element_size() <= _MOST_BYTES else _at_places(tensor)

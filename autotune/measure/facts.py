@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import IterableDataset
 
+from ..nested import bytes_in
 from ..techniques import TECHNIQUES, Facts, lost_techniques, not_in_inference
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import find_blocks
@@ -80,9 +81,9 @@ def _of_model(model: nn.Module, paths: Sequence[str]) -> dict[str, Any]:
         "num_parameters": sum(p.numel() for p in parameters),
         "num_trainable": sum(p.numel() for p in parameters if p.requires_grad),
         "num_blocks": len(blocks),
-        "block_bytes": max((sum(p.nbytes for p in block.parameters()) for block in blocks), default=0),
-        "outside_bytes": sum(p.nbytes for p in parameters if id(p) not in in_blocks),
-        "buffer_bytes": sum(buffer.nbytes for buffer in model.buffers()),
+        "block_bytes": max((bytes_in([*block.parameters()]) for block in blocks), default=0),
+        "outside_bytes": bytes_in([p for p in parameters if id(p) not in in_blocks]),
+        "buffer_bytes": bytes_in([*model.buffers()]),
         "block_name": " or ".join(dict.fromkeys(type(block).__name__ for block in blocks)),
         "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
     }

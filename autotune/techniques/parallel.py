@@ -179,7 +179,7 @@ class Parallel(Technique):
 
     def bytes_on_card(self, beside_bytes: int, facts: Facts) -> int | None:
         """Bytes of tensors at their peak, at most, on a card whose shards are on the host; None where those are on the
-        device, or nothing is known of the model.
+        device, all blocks stay gathered until backward, or nothing is known of the model.
 
         It is there whole before it is shared out. In a step what is outside of blocks stays gathered, beside the buffer
         that it was gathered in, and so do a block and the next; in backward their gradients come on top, the input of
@@ -189,7 +189,9 @@ class Parallel(Technique):
             beside_bytes: of a step's other tensors.
             facts: of the task.
         """
-        if not self.cpu_offload or facts.device.type == "cpu" or not facts.block_bytes + facts.outside_bytes:
+        if not (self.cpu_offload and self.reshard) or facts.device.type == "cpu":
+            return None
+        if not facts.block_bytes + facts.outside_bytes:
             return None
         outside, block = facts.outside_bytes, facts.block_bytes
         in_block = 2 * outside + (4 + 4 / self.processes) * block

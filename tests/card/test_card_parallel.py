@@ -88,6 +88,7 @@ def test_the_card_has_the_whole_model_once_and_the_host_its_shards():
     assert ON_HOST.bytes_on_card(20, known) == 1000
     assert ON_HOST.host_cached_bytes(known) == 4 * (250 + 3 * 200)
     assert ON_HOST.unavailable(known) is None
+    assert ON_HOST.model_copy(update={"reshard": False}).bytes_on_card(20, known) is None
 
 
 def test_what_is_known_of_a_model():
@@ -95,3 +96,5 @@ def test_what_is_known_of_a_model():
     found = _of_model(net, ["0"])
     assert (found["block_bytes"], found["outside_bytes"], found["buffer_bytes"]) == (80, 32, 40)
     assert torch.tensor(0).nbytes == 8  # of batches that the norm has seen, beside two rows of four
+    net.register_buffer("adjacency", torch.eye(4).to_sparse())  # four values, of two places each
+    assert _of_model(net, ["0"])["buffer_bytes"] == 40 + 4 * (4 + 2 * 8)

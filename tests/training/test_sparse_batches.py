@@ -109,8 +109,9 @@ def test_rows_of_one_keep_its_layout(layout):
 
 
 def test_rows_of_blocks_are_refused_in_words():
-    with pytest.raises(ValueError, match=r"rows of a tensor in torch.sparse_bsr are not taken"):
-        rows_of(torch.eye(4).to_sparse_bsr((2, 2)), 4, slice(0, 2))
+    for tensor in (torch.eye(4).to_sparse_bsr((2, 2)), torch.eye(4).expand(4, 4, 4).to_sparse_csr()):
+        with pytest.raises(ValueError, match=rf"rows of a tensor in {tensor.layout} of . dimensions are not taken"):
+            rows_of(tensor, 4, slice(0, 2))
 
 
 @SPARSE
