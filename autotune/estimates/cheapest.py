@@ -100,7 +100,10 @@ class _Choice:
         else:
             flops = [one.flops for one in found.work(self._micro)]
         dtype = _product_dtype(self._task, self._options.combinations[0])
-        return law_here(self._options.target, dtype, flops, found.at(self._micro).peak_bytes())
+        try:
+            return law_here(self._options.target, dtype, flops, found.at(self._micro).peak_bytes())
+        except RuntimeError:  # memory that others have, or deterministic algorithms alone
+            return COUNTED
 
     def consider(self, combination: Settings) -> None:
         """Look at a combination, where it may be better than the best."""
@@ -255,13 +258,18 @@ class _Choice:
         )
 
 
+_PRODUCTS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
 def _product_dtype(task: Task, settings: Settings) -> torch.dtype:
-    """What most of a model's products are computed in: autocast's type, or that of most parameters."""
+    """What most of a model's products are computed in: autocast's type, or that of most parameters; those of 8
+    bits are multiplied in another."""
     autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
     kind = settings.precision.in_force(task.precision).kind
     sizes = Counter[torch.dtype]()
     for parameter in build_model(skip_init(task)).parameters() if kind not in autocast else ():
-        sizes[parameter.dtype] += parameter.numel()
+        if parameter.dtype in _PRODUCTS:
+            sizes[parameter.dtype] += parameter.numel()
     return autocast.get(kind) or max(sizes, key=sizes.__getitem__, default=torch.float32)
 
 

@@ -31,7 +31,7 @@ _COPIED = 32 * MIB
 _PIECES = 8
 _TOUCHED = 16 * MIB
 """Most bytes of new pages: of fewer, the system hands out the same ones again, which are in a cache."""
-_SHARE = 4
+_SHARE = 8
 """So much of the tensors' peak is copied that calibrating takes less than that."""
 
 
@@ -68,17 +68,15 @@ def measured_law(target: Target, dtype: torch.dtype, side: int, num_bytes: int, 
         a, b = (torch.ones(side, side, dtype=dtype, device=target) for _ in range(2))
         product = torch.empty_like(a)
         product_s = _least_s(lambda: torch.mm(a, b, out=product), target)
-        sources, copies = (torch.ones(_PIECES, num_bytes // _PIECES, dtype=torch.uint8, device=target) for _ in "ab")
-        pieces = itertools.cycle(zip(sources, copies, strict=True))
-        copy_s = _least_s(lambda: _copy(*next(pieces)), target)
-        new_s = 0.0
+        sources, copy_s = _copied(target, num_bytes)
+        piece_bytes, new_s = len(sources[0]), 0.0
         if target == "cpu":
             there = sources.flatten()[:_TOUCHED]
             touched_s = _least_s(lambda: _touch(len(there)), target) - _least_s(lambda: there.fill_(1), target)
             new_s = max(0.0, touched_s) / len(there)
     return TimeLaw(
         flop_s=product_s / (2 * side**3),
-        byte_s=copy_s / (2 * sources[0].numel()),
+        byte_s=copy_s / (2 * piece_bytes),
         new_byte_s=new_s,
         is_measured=True,
     )
@@ -90,10 +88,10 @@ def seconds(law: TimeLaw, work: Work) -> float:
 
 
 def page_seconds(law: TimeLaw, trace: Trace, allocator: Allocator) -> dict[str, float]:
-    """By module, what a step's new pages take: those of tensors that get pages of their own."""
+    """By module, what a step's new pages take: those of tensors that get pages of their own, and do not stay."""
     found: dict[str, float] = {}
     for one in trace.allocations if law.new_byte_s else ():
-        if one.born > 0 and one.num_bytes >= allocator.maps_from:
+        if one.born > 0 and one.died is not None and one.num_bytes >= allocator.maps_from:
             found[one.module] = found.get(one.module, 0.0) + law.new_byte_s * one.num_bytes
     return found
 
@@ -101,6 +99,13 @@ def page_seconds(law: TimeLaw, trace: Trace, allocator: Allocator) -> dict[str, 
 def _power_of_two(number: float) -> int:
     """The largest within a number."""
     return 1 << max(1, int(number)).bit_length() - 1
+
+
+def _copied(target: Target, num_bytes: int) -> tuple[Tensor, float]:
+    """Pieces of memory that was copied, and seconds of one."""
+    sources, copies = (torch.ones(_PIECES, num_bytes // _PIECES, dtype=torch.uint8, device=target) for _ in "ab")
+    pieces = itertools.cycle(zip(sources, copies, strict=True))
+    return sources, _least_s(lambda: _copy(*next(pieces)), target)
 
 
 def _copy(source: Tensor, to: Tensor) -> None:

@@ -112,6 +112,10 @@ def _everywhere(one: Technique) -> Settings:
     return Settings().having(Checkpointing(kind="blocks") if is_some else one)
 
 
+def _num_choices(technique: type[Technique], facts: Facts) -> int:
+    return sum(not one.fills_host(facts) for one in technique.choices(facts))
+
+
 def nearest_miss(found: Cheapest, options: CheapestOptions, budget: Budget, facts: Facts) -> str:
     """Why nothing fits, in words, with what would."""
     assert budget.limit is not None, "nothing is chosen without one"
@@ -120,7 +124,7 @@ def nearest_miss(found: Cheapest, options: CheapestOptions, budget: Budget, fact
     tried = {one.name for settings in (*options.combinations, *options.choices) for one in settings.chosen()}
     trades = (one for one in TECHNIQUES.values() if is_of_step(one) and one.trades_time)
     tried |= facts.left_out.keys()
-    more = [one.name for one in trades if one.name not in tried and len(one.choices(facts)) > 1]
+    more = [one.name for one in trades if one.name not in tried and _num_choices(one, facts) > 1]
     return (
         f"nothing fits within {size(budget.limit)}. The smallest budget that works is "
         f"{format_bytes(least)} ({settings_words(found.least.settings, facts)}); what binds there is "

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, Literal
 
@@ -130,7 +131,8 @@ class Job:
     def _by_traces(self, options: CheapestOptions, is_here: bool) -> Cheapest:
         task, memory_models = self._task, _Traced(self._task, None, options.target)
         if options.target == "cuda":
-            return cheapest(task, *self._beside(options, is_here), memory_models)
+            with torch.cuda.device(next(self._model.parameters()).device) if is_here else nullcontext():
+                return cheapest(task, *self._beside(options, is_here), memory_models)
         settle_process(Settings())  # pages of kernels, and what threads take
         before = _resident_bytes()
         found = cheapest(task, *self._beside(options, is_here, before), memory_models)
@@ -154,7 +156,8 @@ class Job:
         more = gradients if self._num_ranks > 1 else 0  # buckets of DistributedDataParallel are a copy of them
         if kind == "cpu":
             taken = _resident_bytes() if resident is None else resident
-            return options, max(0, taken - own) + beside_bytes() + more  # a loader's workers, among others
+            below = 0 if self._goes_on else beside_bytes()  # a script's loader workers, as a trial counts them
+            return options, max(0, taken - own) + below + more
         more += max(0, torch.cuda.memory_allocated() - own) if is_here else 0
         return options.model_copy(update={"context": options.context.plus(more)}), None
 

@@ -100,12 +100,14 @@ def _local() -> str:
 
 
 def _skipped(device: Device) -> Iterator[dict[str, str]]:
-    """Settings that no task can have on this device; what depends on the task is not judged here."""
-    facts = _any_task(device)
+    """Settings that no task can have on this device, in training or inference; what depends on the task is not judged
+    here."""
+    infers = _any_task(device)
+    trains = infers.model_copy(update={"inference": False})
     for name, technique in TECHNIQUES.items():
         for setting in _kinds(technique):
-            reason = setting.unavailable(facts)
-            if reason is not None:
+            reason = setting.unavailable(infers)
+            if reason is not None and setting.unavailable(trains) is not None:
                 yield {"device": device.type, "technique": name, "setting": setting.describe(), "reason": reason}
 
 

@@ -30,11 +30,10 @@ def test_operations_and_bytes_each_take_their_time():
 
 
 def test_new_pages_are_those_of_tensors_that_are_mapped_each_time():
-    """glibc maps from 32 MiB on, and from 1 MiB on where a plan says so; what was there before the step is not new."""
-    made = [(0, 64 * MIB, 0), (1, 40 * MIB, 1), (2, 2 * MIB, 2), (3, MIB - 1, 3)]
-    trace = Trace(
-        tuple(Allocation(id, size, born, None, "a", Phase.FORWARD, "temporary") for id, size, born in made), (), 4
-    )
+    """glibc maps from 32 MiB on, and from 1 MiB on where a plan says so; what was there before the step is not new,
+    and what stays is of the first step alone."""
+    made = [(0, 64 * MIB, 0, None), (1, 40 * MIB, 1, 4), (2, 2 * MIB, 2, 4), (3, MIB - 1, 3, 4), (4, 64 * MIB, 4, None)]
+    trace = Trace(tuple(Allocation(*one, "a", Phase.FORWARD, "temporary") for one in made), (), 5)
     by_itself, mapped, preloaded = (Allocator(kind=kind) for kind in ("system", "mmap", "tcmalloc"))
     assert page_seconds(LAW, trace, by_itself) == {"a": pytest.approx(40 * MIB * 5e-9)}
     assert page_seconds(LAW, trace, mapped) == {"a": pytest.approx(42 * MIB * 5e-9)}

@@ -435,11 +435,3 @@ def test_a_batch_that_cannot_be_copied_is_told(wrong):
 def test_a_budget_of_a_byte_is_one_that_nothing_fits():
     with pytest.raises(NothingFits):
         planned(Model(), 1)
-
-
-def test_on_a_cpu_processes_below_this_one_count_as_they_do_in_a_trial(monkeypatch):
-    """A loader's workers, which the budget is charged too."""
-    alone = autotune.fit(Model(), batch(8), "64GiB", dry_run=True)
-    monkeypatch.setattr("autotune.fitting.job.beside_bytes", lambda: 2048 * MIB)
-    beside = autotune.fit(Model(), batch(8), "64GiB", dry_run=True)
-    assert 1900 * MIB < beside.stock_peak.low - alone.stock_peak.low < 2200 * MIB

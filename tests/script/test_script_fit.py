@@ -11,7 +11,7 @@ from search_tables import MIB, REFERENCE, facts, options, run_search
 from autotune.commands.fit import fit_job
 from autotune.errors import NothingFits, SpaceError, TaskError, UserError
 from autotune.estimates import Cheapest, Fill, Interval
-from autotune.estimates.types import Foretold
+from autotune.estimates.types import COUNTED, Foretold
 from autotune.results import WhatToEstimate
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -25,7 +25,7 @@ STEPS_IN_BACKWARD = "the script may clip or log gradients, which would be gone"
 
 def foretold(settings, peak_mib):
     peak = Interval(low=peak_mib * MIB, value=peak_mib * MIB, high=peak_mib * MIB)
-    return Foretold(settings=settings, process=peak, work=1.0)
+    return Foretold(settings=settings, process=peak, step_s=1.0)
 
 
 def found(fits=True):
@@ -38,6 +38,7 @@ def found(fits=True):
         phase="backward",
         module="",
         fills=(Fill(kind="activation", module="", num_bytes=MIB),),
+        law=COUNTED,
         seconds=1.0,
     )
 

@@ -137,3 +137,33 @@ def test_what_the_script_holds_of_a_pass_is_let_go_and_held_again_until_backward
     assert made[1]() is None
     del loss
     assert made[0]() is None
+
+
+def test_a_block_that_ends_within_a_pass_is_told():
+    """It takes the recorder off in its own place: what comes after is not seen."""
+    recorder, x = Recorder(), torch.randn(5, 6)
+    with torch.device("cpu"):
+        recorder.called(MODEL, ((x,), {}))
+        outputs = MODEL(x)
+        recorder.returned(outputs)
+    assert recorder.passed_back(outputs.square().mean()) is None
+    assert recorder.why == "a `with` block that is not of autotune ends in a pass"
+    assert torch.overrides._get_current_function_mode() is None
+
+
+def test_a_call_without_gradients_within_a_pass_is_told():
+    """Its memory would not be in the trace; between passes it is an evaluation."""
+    recorder, x = Recorder(), torch.randn(5, 6)
+    found = []
+    for within in (False, True, False):
+        recorder.called(MODEL, ((x,), {}))
+        outputs = MODEL(x)
+        recorder.returned(outputs)
+        if within:
+            with torch.no_grad():
+                recorder.evaluated()
+        found.append(recorder.passed_back(outputs.square().mean()) is not None)
+        with torch.no_grad():
+            recorder.evaluated()
+    assert found == [True, False, True]
+    assert "called without gradients" in recorder.why

@@ -58,6 +58,11 @@ class Choosing(Observer):
         """Record what is made of these."""
         self._recorder.returned(outputs)
 
+    def evaluated(self, inputs: Any = None) -> None:
+        """Within a step that is not recorded."""
+        super().evaluated(inputs)
+        self._recorder.evaluated()
+
     def backward(self, loss: Any) -> None:
         """A pass is recorded."""
         one, known = self._recorder.passed_back(loss), self._largest

@@ -99,6 +99,8 @@ class _Pass:
     """Numbers of those that no operation has made."""
     unseen: dict[int | str, str] = field(default_factory=dict)
     """What made those of them that a gradient goes through."""
+    is_lost: bool = False
+    """Whether a part of it was not seen."""
 
     def number(self, tensor: Tensor) -> int:
         """A new number for it."""
@@ -138,7 +140,9 @@ class Recorder(TorchFunctionMode):
         """What the last pass has made, by number."""
         self._pass: _Pass | None = None
         self._call: Callable[[Any], _Operation] | None = None
-        self._is_on = False
+        self._is_on = self._is_seen = False
+        self._probe = torch.empty(0)
+        """A tensor of the recorder's own, by which it sees that it is on."""
 
     def called(self, model: nn.Module, inputs: Any) -> None:
         """The model is about to be called with ``inputs``, positional ones and named ones."""
@@ -154,11 +158,16 @@ class Recorder(TorchFunctionMode):
             self._call = None
             self._switch(on=True)
 
+    def evaluated(self) -> None:
+        """The model was called without gradients: within a pass, the trace would leave that out."""
+        if not torch.is_grad_enabled():
+            self._give_up("a model is called without gradients between a forward pass and its backward pass")
+
     def passed_back(self, loss: Any) -> RecordedPass | None:
         """What led to the loss of a backward pass; None where that is of no call of the model, or cannot be told."""
         self._switch(on=False)
         one, self._pass = self._pass, None
-        if one is None or not isinstance(loss, Tensor):
+        if one is None or one.is_lost or not isinstance(loss, Tensor):
             return None
         made = ((number, one.held[number]) for each in one.operations for number in each.writes)
         self._last = {number: weakref.ref(tensor) for number, tensor in made if tensor is not loss}
@@ -180,12 +189,23 @@ class Recorder(TorchFunctionMode):
         if on and not self._is_on:
             self.__enter__()  # type: ignore[no-untyped-call]
         elif self._is_on and not on:
+            self._is_seen = False
+            self._probe.numel()
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if not self._is_seen:
+                self._give_up("a `with` block that is not of autotune ends in a pass")
         self._is_on = on
+
+    def _give_up(self, why: str) -> None:
+        if self._pass is not None:
+            self._pass.is_lost, self.why = True, why
 
     def __torch_function__(self, run: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record what a gradient goes through; the rest is as if it were given."""
         assert self._pass is not None, "it is on within a pass"
+        if args and args[0] is self._probe:
+            self._is_seen = True
+            return run(*args)
         operation = self._pass.reads(run, (args, kwargs or {}))
         found = run(*args, **(kwargs or {}))
         written = _written(run, args, found)
