@@ -79,7 +79,13 @@ def combinations_of(
     choices = space.choices(facts.model_copy(update={"allocators": here}))
     found = []
     for name, row in choices.items():
-        row = tuple(one for one in row if not one.fills_host(facts))  # of whose memory nothing is known
+        on_host = [one for one in row if one.fills_host(facts)]
+        row = tuple(one for one in row if one not in on_host)
+        if techniques is not None and on_host and (rows[name] != "auto" or len(row) <= 1):
+            raise SpaceError(
+                f"fit: techniques: {name}: the device's memory alone is held, but got {on_host[0].describe()}, which "
+                "takes the host's. Leave it out, or use `autotune search --host-budget`."
+            )
         exact = [one for one in row if one.exactness(facts) == "exact"]
         if techniques is None or (rows[name] == "auto" and len(exact) > 1):
             row = tuple(exact)

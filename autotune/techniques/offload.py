@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -154,12 +153,6 @@ class Offload(Technique):
             "autotune.apply_to_model(plan, model) in the script, before the optimizer is built."
         )
 
-    def on_task(self, task: Any) -> Any:
-        """In inference no weight trains."""
-        if self.kind != "parameters" or not task.infers:
-            return task
-        return dataclasses.replace(task, build_model=_Frozen(task.build_model))
-
     def not_in_file(self, kind: FileKind) -> str | None:
         """It has all weights."""
         return None if self.kind == "none" else "the file has all weights, and its runtime where they are"
@@ -180,6 +173,13 @@ class Offload(Technique):
         Raises:
             PlanError: the model has no blocks, or not those, or all their weights train.
         """
+        return self._put_on(model, blocks)
+
+    def on_inference(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
+        """The same, also of weights that train."""
+        return self._put_on(model, blocks, in_inference=True)
+
+    def _put_on(self, model: nn.Module, blocks: Sequence[nn.Module], in_inference: bool = False) -> nn.Module:
         if self.kind == "none":
             return model
         from .support.disk.offloading import offload
@@ -196,25 +196,14 @@ class Offload(Technique):
             )
         named = [blocks[number] for number in self.numbers(len(blocks))]
         if self.kind == "parameters":
-            if not offload(model, named):
+            if not offload(model, named, in_inference):
                 raise PlanError(
                     "settings.offload.kind: these blocks have no weight of 64 KiB or more on the CPU that is "
-                    "frozen (requires_grad=False) when the plan is applied; what trains stays in memory. Freeze "
-                    "weights before, name other blocks, or use kind: activations."
+                    "frozen (requires_grad=False) when the plan is applied; what trains stays in memory, but for "
+                    "inference. Freeze weights before, name other blocks, or use kind: none."
                 )
             return model
         place: Place = Disk() if self.to == "disk" else Host()
         for block in named:
             block.forward = functools.partial(offloaded, block.forward, place, block)
         return model
-
-
-@dataclasses.dataclass(frozen=True)
-class _Frozen:
-    """The ``build_model`` of a task whose weights do not train."""
-
-    build_model: Callable[[], Any]
-
-    def __call__(self) -> Any:
-        model = self.build_model()
-        return model.requires_grad_(False) if hasattr(model, "requires_grad_") else model

@@ -55,17 +55,28 @@ def apply_to_model(
             f"settings.quantization.kind: {settings.quantization.kind} is for a CPU, and the model goes to {device}. "
             "Use kind: none."
         )
-    for stage in reversed(Stage):
-        for technique in settings.at(stage):
-            model = technique.undo(model)
+    model = undo(plan, model)
     found = find_blocks(model, blocks)
     for stage in Stage:
         if stage is Stage.DEVICE and device is not None:
             model = model.to(device)
         for technique in settings.at(stage):
-            model = technique.on_model(model, found, run)
+            put = technique.on_model if plan.inference is None else technique.on_inference
+            model = put(model, found, run)
     if plan.weights is not None:
         load_kept(plan.weights, model)
+    return model
+
+
+def undo(plan: Plan, model: nn.Module) -> nn.Module:
+    """The model without what an earlier plan put on it, but for what this one can go on with.
+
+    Raises:
+        PlanError: that cannot be had back, and this plan wants it.
+    """
+    for stage in reversed(Stage):
+        for technique in plan.settings.at(stage):
+            model = technique.undo(model)
     return model
 
 

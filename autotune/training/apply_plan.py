@@ -25,7 +25,7 @@ from ..techniques import LoaderSpec
 from ..techniques.batch import Batch
 from ..techniques.support.facts import difference
 from ..techniques.support.replica import within
-from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer, hold_to_budget, on_two_samples
+from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer, hold_to_budget, on_two_samples, undo
 from .drift import here, is_strict, tell
 from .fingerprint import fingerprint, identify
 from .forward.inference import Inference
@@ -99,8 +99,9 @@ def apply(
     seed_everything(seed)
     made = settings.on_task(task)
     model = build_model(made)
+    before = [weakref.ref(parameter) for parameter in model.parameters()]
     dataset = task.build_dataset()
-    _check_task(plan, task, model if made is task else None, dataset)
+    _check_task(in_force, task, model if made is task else None, dataset)
     batch = settings.batch or _shared_out(reference_batch(task, dataset), settings.parallel.num_shares)
     if batch.flag is not None:
         raise PlanError(f"settings.batch.flag: a task has no flag {batch.flag}: the plan is a script's. Leave it out.")
@@ -118,7 +119,6 @@ def apply(
         check_can_halve(settings.having(batch), model, world_size())
 
     run = on_two_samples(dataset, task.collate or default_collate, task.compute_loss)
-    before = [weakref.ref(parameter) for parameter in model.parameters()]
     model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
     optimizer = task.make_optimizer(within(model))
     if not task.infers:
@@ -320,6 +320,7 @@ def _check_task(plan: Plan, task: Task, model: nn.Module | None, dataset: Any) -
     if model is None:
         with undisturbed():
             model = build_model(skip_init(task))
+    undo(plan, model)  # a notebook's may have an earlier plan; names are those of what was built
     if fingerprint(model, dataset, task.collate) != plan.task.fingerprint:
         found, identity = identify(model, dataset, task.collate, task.blocks)
         raise PlanError(

@@ -35,6 +35,7 @@ other processes (a loader's worker that uses a tensor on the card raises what CU
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import math
@@ -190,9 +191,9 @@ class Card(Told):
         self.now_s = max(self.now_s, *(one.free_at_s for one in streams))
 
     @contextlib.contextmanager
-    def on(self, stream: _Stream) -> Iterator[None]:
-        """Within, it is the current stream."""
-        before, self.stream = self.stream, stream
+    def on(self, stream: _Stream | None) -> Iterator[None]:
+        """Within, it is the current stream; None is the one that is."""
+        before, self.stream = self.stream, stream or self.stream
         try:
             yield
         finally:
@@ -592,6 +593,17 @@ class _Function(TorchFunctionMode):
         return card.move(own, _is_cuda(named[0]), torch.Tensor.to, (), options)
 
 
+def seen_by(card: Card, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that torch calls within an operation, such as a reentrant checkpoint's, where no function mode is
+    asked."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _Function(card):
+            return function(*args, **kwargs)
+
+    return call
+
+
 def _backward(
     loss: torch.Tensor,
     gradient: Any = None,
@@ -829,6 +841,7 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
     _patch_saved(patch, card)
     patch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: card.pin(tensor), raising=False)
     patch.setattr(torch.Tensor, "is_pinned", lambda tensor, device=None: card.is_pinned(tensor), raising=False)
+    patch.setattr(torch.accelerator, "empty_host_cache", lambda: None)
     patch.setattr(torch.accelerator, "is_available", lambda: True)
     patch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
     patch.setattr(torch.accelerator, "set_device_index", lambda device: card.take(numbered(device)))
@@ -841,16 +854,16 @@ def _patch_saved(patch: pytest.MonkeyPatch, card: Card) -> None:
     ask where a tensor is, these are told."""
     begin = torch.autograd.graph.saved_tensors_hooks.__init__
 
-    def init(self: Any, *hooks: Callable[[Any], Any]) -> None:
-        def told(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def call(value: Any) -> Any:
-                with _Function(card):
-                    return hook(value)
-
-            return call
-
-        is_ours = hooks[0].__module__.startswith("autotune.techniques.support.disk")
-        begin(self, *(map(told, hooks) if is_ours else hooks))
+    def init(self: Any, pack_hook: Callable[[Any], Any], unpack_hook: Callable[[Any], Any]) -> None:
+        hooks, module = (pack_hook, unpack_hook), getattr(pack_hook, "__module__", None) or ""
+        begin(
+            self,
+            *(
+                map(functools.partial(seen_by, card), hooks)
+                if module.startswith("autotune.techniques.support.disk")
+                else hooks
+            ),
+        )
 
     patch.setattr(torch.autograd.graph.saved_tensors_hooks, "__init__", init)
 

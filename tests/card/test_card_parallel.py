@@ -18,8 +18,9 @@ from autotune.estimates.types import Prediction
 from autotune.measure.facts import _of_model
 from autotune.plan import Plan
 from autotune.searches.predicted.predictions import _Foresight
-from autotune.techniques import Device, Settings
+from autotune.techniques import Device, Facts, Settings
 from autotune.techniques.batch import Batch
+from autotune.techniques.offload import Offload
 from autotune.techniques.parallel import Parallel
 
 ON_HOST = Parallel(kind="fsdp", processes=2, cpu_offload=True)
@@ -63,15 +64,30 @@ def on_card(**known):
     return facts(device=CARD, num_devices=2, **known)
 
 
+def foresight_of(known: Facts) -> _Foresight:
+    """That has time to ask."""
+    time_budget = SimpleNamespace(elapsed_s=lambda: 0.0)
+    return _Foresight(SimpleNamespace(options=SimpleNamespace(max_time=None), time_budget=time_budget, facts=known))
+
+
+def test_each_process_keeps_what_blocks_save_on_the_one_host():
+    """And has a card of its own."""
+    foresight = foresight_of(on_card(num_blocks=2))
+    settings = Settings(
+        batch=Batch(micro=8, accumulate=2),
+        offload=Offload(kind="activations", to="host"),
+        parallel=Parallel(kind="ddp", processes=2),
+    )
+    alone = Prediction(peak_bytes=1050, high_bytes=1100, host_bytes=300)
+    foresight.known[foresight.key(settings).canonical()] = alone
+    assert foresight.predict(settings) == alone.model_copy(update={"host_bytes": 600})
+
+
 def test_memory_is_predicted_of_what_is_on_the_card():
     """Blocks of 100 bytes, 40 outside of them, 8 of buffers: 2 * 40 + 6 * 100 + 8 beside 300 of 1,000 bytes of tensors;
     700 of 1,000 bytes were the model's. With the card's context of 50 it was 1,050 for one process."""
     known = on_card(block_bytes=100, outside_bytes=40, buffer_bytes=8, num_parameters=85)
-    foresight = _Foresight(
-        SimpleNamespace(
-            options=SimpleNamespace(max_time=None), time_budget=SimpleNamespace(elapsed_s=lambda: 0.0), facts=known
-        )
-    )
+    foresight = foresight_of(known)
     settings = Settings(batch=Batch(micro=8, accumulate=2), parallel=ON_HOST)
     alone = Prediction(peak_bytes=1050, high_bytes=1100, tensor_bytes=1000, beside_bytes=300)
     foresight.known[foresight.key(settings).canonical()] = alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 from collections.abc import Sequence
@@ -239,3 +240,20 @@ def test_a_stream_that_does_not_wait_for_another_s_copy_is_told(card: Card, wait
     found = ["add_ while copy_ of another stream", "freed while copy_ of another stream uses it"]
     assert card.races == ([] if waits else found * 2)
     assert not card.waits
+
+
+def test_no_stream_is_the_one_that_is(card: Card) -> None:
+    """As torch has it for None."""
+    with torch.cuda.stream(torch.cuda.Stream()) as _:
+        inner = torch.cuda.current_stream()
+        with torch.cuda.stream(None):
+            assert torch.cuda.current_stream() is inner
+
+
+def test_hooks_of_saved_tensors_have_names_and_may_be_of_any_class(card: Card) -> None:
+    """torch's names; a partial has no module."""
+    kept: list[torch.Tensor] = []
+    pack = functools.partial(lambda into, tensor: into.append(tensor) or tensor, kept)
+    with torch.autograd.graph.saved_tensors_hooks(pack_hook=pack, unpack_hook=lambda tensor: tensor):
+        torch.ones(2, device="cuda").requires_grad_().square().sum().backward()
+    assert len(kept) == 1

@@ -265,6 +265,8 @@ def test_what_the_loop_runs_in_today_is_predicted_and_is_no_choice():
         (("batch",), "got batch"),
         (("checkpoints",), "checkpoints"),
         ({"layers": [{"kind": "some"}]}, "layers"),
+        ({"offload": [{"kind": "activations", "to": "host"}]}, "memory alone is held, but got activations on the host"),
+        (("checkpointing", "offload"), "offload: the device's memory alone is held"),
         (
             {"optimizer_state": [{"kind": "default"}, {"kind": "factored"}]},
             "stays as it is, but got optimizer state fac",

@@ -15,6 +15,7 @@ from autotune.estimates.types import Prediction
 from autotune.plan import Budget, Peak, Plan
 from autotune.search_spaces import load_space
 from autotune.searches.events import TrialEnded
+from autotune.searches.sampler.configuration_space import ConfigurationSpace
 from autotune.techniques import Device, Settings
 from autotune.techniques.offload import Offload
 from autotune.workers import OutOfMemory
@@ -205,3 +206,36 @@ def test_what_a_step_is_predicted_to_keep_on_the_host_counts_for_its_budget(move
         run_search(asked, known=known, executor=executor)
     tried = (one.plan.settings.offload for one in executor.requests if one.kind == "measure")
     assert (away in tried) == is_tried
+
+
+@pytest.mark.parametrize("stock_fits", [True, False])
+def test_what_trials_kept_on_the_host_for_a_step_is_not_counted_twice(stock_fits: bool):
+    """Each that moves 600 MiB was seen to take 1,600 with them, of 1,800; bf16 is the faster."""
+    Path("space.yaml").write_text(f"{SPACE}offload: [{{kind: none}}, {{kind: activations, to: host}}]\n")
+    known, away = facts(device=CARD, num_blocks=2), Offload(kind="activations", to="host")
+
+    def predict(settings: Settings) -> Prediction:
+        is_away = settings.offload == away
+        return Prediction(peak_bytes=(50 if is_away else 200) * MIB, host_bytes=600 * MIB if is_away else 0)
+
+    stock: dict[str, Any] = {"outcome": OutOfMemory(peak_bytes=200 * MIB, message="CUDA out of memory")}
+    if stock_fits:
+        stock = {"samples_per_s": (50.0,), "peak_bytes": (90 * MIB,), "host_bytes": 1000 * MIB}
+    rows = []
+    for one in configurations(known, load_space("space.yaml")):
+        speed = 200.0 if one.precision.kind == "bf16" else 100.0
+        moved = {"samples_per_s": (speed,), "peak_bytes": (50 * MIB,), "host_bytes": 1600 * MIB}
+        rows.append(row(one, **(moved if one.offload == away else stock)))
+    asked = options(device="cuda", budget=100 * MIB, host_budget=1800 * MIB)
+    run = run_search(asked, known=known, executor=TableExecutor(known, rows, predict=predict))
+    assert (run.plan.settings.offload, run.plan.settings.precision.kind) == (away, "bf16")
+
+
+def test_without_a_host_budget_nobody_asks_what_steps_keep_there(monkeypatch: pytest.MonkeyPatch):
+    """Of no candidate."""
+    asked: list[Settings] = []
+    monkeypatch.setattr(ConfigurationSpace, "host_bytes", lambda space, settings: asked.append(settings) or 0)
+    small_search()
+    assert not asked
+    on_card(1200, reference=1000, bf16=1100)
+    assert asked

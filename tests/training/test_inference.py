@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,27 +107,71 @@ def test_a_row_that_is_of_training_is_refused_in_words(one):
         autotune.apply(plan(**{one.name: one}), task())
 
 
+DATA = TensorDataset(torch.randn(6, 256, generator=torch.Generator().manual_seed(0)))
+
+
+def three_layers() -> nn.Module:
+    """Whose weights train."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+
+
+def found_for_them(**settings: Any) -> Plan:
+    """With the fingerprint of these layers and data."""
+    found, _ = identify(three_layers(), DATA)
+    ref = TaskRef(source="model.py", fingerprint=found)
+    return plan(batch=Batch(micro=4), **settings).model_copy(update={"task": ref})
+
+
 def test_weights_that_a_task_builds_to_train_are_in_a_file_in_inference():
     """Of all blocks, with outputs to the bit; the task is the one that the plan was found for, and its own model still
     trains."""
-
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
-
-    job = dataclasses.replace(task(), build_model=build, build_dataset=lambda: TensorDataset(torch.randn(6, 256)))
+    job = dataclasses.replace(task(), build_model=three_layers, build_dataset=lambda: DATA)
     stock = autotune.apply(plan(batch=Batch(micro=4)), job)
-    found, _ = identify(stock.model, job.build_dataset())
-    offloaded = plan(batch=Batch(micro=4), offload=Offload(kind="parameters")).model_copy(
-        update={"task": TaskRef(source="model.py", fingerprint=found)}
-    )
-    ours = autotune.apply(offloaded, job)
+    ours = autotune.apply(found_for_them(offload=Offload(kind="parameters")), job)
     assert [isinstance(one.weight, OffloadedWeight) for one in ours.model] == [True] * 3
     for _ in range(2):
         for batch, other in zip(ours.loader, stock.loader, strict=True):
             assert torch.equal(ours.infer(batch)["logits"], stock.infer(other)["logits"])
     assert ours.model[0].weight._content._held is None
     assert all(one.requires_grad for one in job.for_inference().build_model().parameters())
+
+
+@pytest.mark.parametrize("how", ["pieces", "one model", "by hand"])
+@pytest.mark.parametrize(
+    "row", [{"offload": Offload(kind="parameters")}, {"quantization": Quantization(kind="int8_weights")}], ids=list
+)
+def test_a_model_in_hand_may_have_one_plan_after_another_and_trains_again(how, row):
+    """Each time it is the model that the plans were found for."""
+    model = three_layers()
+    job = dataclasses.replace(task(), build_model=lambda: model, build_dataset=lambda: DATA)
+
+    def put(one: Plan) -> None:
+        if how == "pieces":
+            autotune.apply(one, model=model, dataset=DATA, infer=job.infer)
+        elif how == "one model":
+            autotune.apply(one, job)
+        else:
+            autotune.apply_to_model(one, model.eval())
+
+    for settings in ({}, row, row):
+        put(found_for_them(**settings))
+    assert not any(one.weight.requires_grad for one in model)
+    assert type(model[0].weight) is not nn.Parameter
+    assert model[0].bias.requires_grad
+    if "offload" in row:
+        for one in (copy.deepcopy(pickle.loads(pickle.dumps(model))), model):
+            autotune.apply_to_model(Plan(settings=Settings()), one)
+            assert all(type(weight) is nn.Parameter and weight.requires_grad for weight in one.parameters())
+            assert torch.equal(one[1].weight, three_layers()[1].weight)
+
+
+def test_in_training_what_trains_stays_in_memory_though_the_model_is_in_eval_mode():
+    """As ``from_pretrained`` returns it."""
+    model = three_layers().eval()
+    model[1].requires_grad_(False)
+    autotune.apply_to_model(Plan(settings=Settings(offload=Offload(kind="parameters"))), model)
+    assert [isinstance(one.weight, OffloadedWeight) for one in model] == [False, True, False]
 
 
 def test_a_search_for_inference_finds_weights_that_are_worth_a_file():

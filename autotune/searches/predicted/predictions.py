@@ -99,7 +99,8 @@ class _Foresight:
 
     def predict(self, settings: Settings) -> Prediction | None:
         """The prediction for a configuration, with the bytes of an epoch that it caches in the device's memory, of all
-        processes that are charged, and of its loader's workers; at the upper end with what it may hold beyond."""
+        processes that are charged, and of its loader's workers; at the upper end with what it may hold beyond. All
+        processes share the host's memory."""
         known, facts = self.known.get(self.key(settings).canonical()), self._session.facts
         cached, times = settings.cached_bytes(facts), settings.times_charged(facts)
         if known is None or times is None:
@@ -108,10 +109,12 @@ class _Foresight:
         if (on_card := settings.parallel.bytes_on_card(known.beside_bytes, facts)) is not None:
             cached += on_card - known.tensor_bytes
         more = cached + settings.may_hold(known.step_bytes, facts)
-        if not more and times == 1:
+        processes = settings.parallel.processes
+        if not more and processes == 1:
             return known
         high = None if known.high_bytes is None else (known.high_bytes + more) * times
-        return known.model_copy(update={"peak_bytes": (known.peak_bytes + cached) * times, "high_bytes": high})
+        peaks = {"peak_bytes": (known.peak_bytes + cached) * times, "high_bytes": high}
+        return known.model_copy(update={**peaks, "host_bytes": known.host_bytes * processes})
 
     def _workers_beyond(self, settings: Settings) -> int:
         """What loader workers take beyond what a prediction has for each, where they are charged and known."""

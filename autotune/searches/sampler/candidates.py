@@ -60,7 +60,7 @@ class Candidates:
         """
         self._start = start
         self._study, self._space, self._reference = study, space, reference
-        self._searched, self._loaders = space, Loaders(study)
+        self._searched, self._loaders = space, Loaders(study, lambda settings: self._space.host_bytes(settings))
         self._in_flight: set[str] = set()
         self._part: Part = "all"
         self._samplers: dict[Part, tuple[ConfigurationSpace, ExpectedGainSampler]] = {}
@@ -247,7 +247,7 @@ class Candidates:
             return judged
         batch = settings.batch
         if batch is None:
-            return self._loaders.witness(settings, self._space.host_bytes(settings))
+            return self._loaders.witness(settings)
         for row in self._study.tried:
             tried = row.settings.batch
             if tried is None or not row.verdict.over_memory or tried.micro >= batch.micro:
@@ -257,7 +257,7 @@ class Candidates:
             same = row.settings.model_copy(update={"batch": batch}) == settings
             if same and (tried.accumulate == 1 or batch.accumulate > 1):
                 return row
-        return self._loaders.witness(settings, self._space.host_bytes(settings))
+        return self._loaders.witness(settings)
 
     def _ask_for(self, settings: Settings, promise: Promise = lambda params: None) -> Proposal:
         params = self._space.params(settings)  # None outside the space: the trial is told to nobody

@@ -4,7 +4,7 @@ seen to gain nothing (the knee of their throughput)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ...plan import Peak
 from ...techniques import Settings
@@ -24,22 +24,19 @@ _READY = 2
 class Loaders:
     """What is known of configurations by others that are the same but for the loader."""
 
-    def __init__(self, study: Study) -> None:
-        """By what the study has measured, now and later."""
-        self._study, self._facts = study, study.record.facts
+    def __init__(self, study: Study, step_bytes: Callable[[Settings], int] = lambda settings: 0) -> None:
+        """
+        Args:
+            study: by what it has measured, now and later.
+            step_bytes: what a step of a configuration is predicted to keep in a card's host's memory.
+        """
+        self._study, self._facts, self._step_bytes = study, study.record.facts, step_bytes
         self._is_card = self._facts.device.type == "cuda"
 
-    def witness(self, settings: Settings, step_bytes: int = 0) -> Tried | None:
-        """What a trial would show that need not be run; None where it has to.
-
-        Args:
-            settings: of the trial.
-            step_bytes: what a step of it is predicted to keep in a card's host's memory.
-        """
+    def witness(self, settings: Settings) -> Tried | None:
+        """What a trial would show that need not be run; None where it has to."""
         is_stock = not settings.num_loading(self._facts) and not settings.host_cached_bytes(self._facts)
-        if is_stock and not step_bytes:
-            return None
-        return self._over(settings, step_bytes) or (None if is_stock else self._at_knee(settings))
+        return self._over(settings, is_stock) or (None if is_stock else self._at_knee(settings))
 
     def fewest(self, first: Tried) -> Tried:
         """Of usable trials that are the same but for the loader and not slower beyond noise, that of fewest workers;
@@ -49,15 +46,16 @@ class Loaders:
 
     def host_bytes(self, settings: Settings) -> int | None:
         """What a configuration is expected to take of the host's memory: of a card's, by the least that any took beside
-        its loader; of a CPU's, by one that is the same but for the loader. None where there is none."""
+        its loader and what its steps keep there; of a CPU's, by one that is the same but for the loader. None where
+        there is none."""
         rows = self._measured() if self._is_card else self._alike(settings)
         beside = [
-            size - (peak.workers or 0) - self._cached(row.settings)
+            size - (peak.workers or 0) - self._kept(row.settings)
             for row in rows
             if (peak := _peak(row)) is not None and (size := peak.host if self._is_card else peak.process) is not None
         ]
         workers = self.workers_bytes(settings)
-        return None if not beside or workers is None else max(min(beside), 0) + workers + self._cached(settings)
+        return None if not beside or workers is None else max(min(beside), 0) + workers + self._kept(settings)
 
     def workers_bytes(self, settings: Settings) -> int | None:
         """What its loader workers are expected to take beside the process: so many times what each was seen to take
@@ -83,14 +81,13 @@ class Loaders:
         each = max(max(taken - ready * sample_bytes, 0.0) / of_row for of_row, ready, taken in seen)
         return round(number * each + self._num_ready(settings) * sample_bytes)
 
-    def _over(self, settings: Settings, step_bytes: int) -> Tried | None:
+    def _over(self, settings: Settings, is_stock: bool) -> Tried | None:
         """As a trial that is over the host's budget, where that is foreseen."""
         budget = self._study.record.budget
-        needed = None if budget.host is None else self.host_bytes(settings)
-        if needed is None or budget.host is None:
+        if budget.host is None or (is_stock and not self._step_bytes(settings)):
             return None
-        needed += step_bytes
-        if needed * (1 + budget.margin) <= budget.host:
+        needed = self.host_bytes(settings)
+        if needed is None or needed * (1 + budget.margin) <= budget.host:
             return None
         said = f"{format_bytes(ceil_mib(needed))} of the host's memory are expected, by what others took"
         outcome = OutOfMemory(peak_bytes=needed, message=said, of_host=self._is_card)
@@ -138,6 +135,10 @@ class Loaders:
         """Samples in the batches that its workers have ready."""
         own = self._facts.micro_batch or self._facts.effective_batch
         return settings.num_ready(self._facts) * (settings.batch.micro if settings.batch is not None else own)
+
+    def _kept(self, settings: Settings) -> int:
+        """In the host's memory: an epoch, and what a step on a card keeps there."""
+        return self._cached(settings) + (self._step_bytes(settings) if self._is_card else 0)
 
     def _cached(self, settings: Settings) -> int:
         """An epoch that is kept in the host's memory."""

@@ -375,6 +375,10 @@ class Technique(BaseModel):
         """
         return model
 
+    def on_inference(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
+        """:meth:`on_model` of a plan for inference, where nothing trains whatever ``requires_grad`` says."""
+        return self.on_model(model, blocks, run)
+
     def on_optimizer(
         self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
     ) -> torch.optim.Optimizer:

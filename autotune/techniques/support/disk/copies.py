@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from typing import TYPE_CHECKING, Any
 
 from ..pinned import pinned, pinned_bytes
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Flight = list[Any]
-"""The event of a copy that the computing stream has not waited for; else nothing."""
+"""The event of a copy, and the stream that computed when it began and has not waited for it; else nothing."""
 
 
 class Copies:
@@ -27,20 +28,34 @@ class Copies:
         """
         self.device = device
         self._stream: Any = None
-        self._free: dict[int, list[Tensor]] = {}
-        """Pinned memory by its size."""
+        self._free: list[Tensor] = []
+        """Pinned memory, the smallest first."""
+        self._had_bytes = 0
         self.most_bytes = 0
         """That was had of the host at a time."""
 
     def out(self, numbers: Tensor, flight: Flight) -> Any:
         """Pinned memory that has these numbers, (bytes,) of uint8, once the copy has arrived."""
-        size = pinned_bytes(numbers.numel())
-        free = self._free.get(size)
-        if not free:
-            self.most_bytes += size
-        room = free.pop() if free else pinned(size, numbers.dtype)
+        room = self._room(pinned_bytes(numbers.numel()), numbers.dtype)
         self._copy(room[: numbers.numel()], numbers, flight)
         return room
+
+    def _room(self, size: int, dtype: torch.dtype) -> Tensor:
+        """The smallest free one that is large enough; else a new one, for which as much of the others is given back:
+        torch would keep each power of two by itself."""
+        import torch
+
+        at = bisect_left(self._free, size, key=len)
+        if at < len(self._free):
+            return self._free.pop(at)
+        given = 0
+        while self._free and given < size:
+            given += len(self._free.pop())
+        if given and hasattr(torch.accelerator, "empty_host_cache"):  # an older torch keeps it
+            torch.accelerator.empty_host_cache()
+        self._had_bytes += size - given
+        self.most_bytes = max(self.most_bytes, self._had_bytes)
+        return pinned(size, dtype)
 
     def back(self, room: Any, num_bytes: int, flight: Flight) -> Tensor:
         """(num_bytes,) of uint8 on the card, once the copy has arrived."""
@@ -51,26 +66,36 @@ class Copies:
         return made
 
     def wait(self, flight: Flight) -> None:
-        """What is computed from here on begins once a copy has arrived; the host goes on."""
+        """What is computed from here on, on the stream whose memory it is, begins once a copy has arrived; the host
+        goes on. Another stream may be the current one: Python collects garbage anywhere."""
+        if flight:
+            event, computing = flight
+            computing.wait_event(event)
+            flight.clear()
+
+    def read(self, flight: Flight) -> None:
+        """The same, also on the current stream."""
         import torch
 
         if flight:
-            torch.cuda.current_stream(self.device).wait_event(flight.pop())
+            torch.cuda.current_stream(self.device).wait_event(flight[0])
+            self.wait(flight)
 
     def end(self, room: Any, flight: Flight) -> None:
         """Nobody asks for it again: neither the card's memory nor the host's is used before a copy has."""
         self.wait(flight)
-        self._free.setdefault(room.numel(), []).append(room)
+        insort(self._free, room, key=len)
 
     def _copy(self, to: Tensor, numbers: Tensor, flight: Flight) -> None:
         import torch
 
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        computing = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(computing)
         with torch.cuda.stream(self._stream):
             to.copy_(numbers, non_blocking=True)
-        flight[:] = [self._stream.record_event()]
+        flight[:] = [self._stream.record_event(), computing]
 
 
 class Planned(Copies):

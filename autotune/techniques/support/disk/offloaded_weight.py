@@ -56,7 +56,14 @@ class OffloadedWeight(Elsewhere):
         """A parameter's numbers elsewhere, with what hangs on it."""
         made: Any = _parameter(Content(weight.detach(), store))
         vars(made).update(vars(weight))
+        made._trained = weight.requires_grad
         return made  # type: ignore[no-any-return]
+
+    def full(self) -> nn.Parameter:
+        """In memory, where it trains if it did."""
+        made = super().full()
+        made.requires_grad = vars(made).pop("_trained", False)
+        return made
 
     def numbers(self) -> Tensor:
         """All of them: not to be written to."""
@@ -264,8 +271,8 @@ def _refuse_gradient(weight: Tensor, wanted: bool = True) -> Tensor:
     if wanted:
         raise PlanError(
             f"settings.offload: a weight of {tuple(weight.shape)} is offloaded, since it did not train when the plan "
-            "was applied, and its gradient is asked for now. Set requires_grad before the plan is applied, or apply "
-            "one without offload first: it has the weights in memory again."
+            "was applied, or that is for inference, and its gradient is asked for now. Set requires_grad before a plan "
+            "for training is applied, or apply one without offload first: it has the weights in memory again."
         )
     return weight
 

@@ -175,7 +175,7 @@ class _OnHost(Saved):
         """
         self.come()
         assert self._held is not None, "it has come"
-        self._copies.wait(self._flight)
+        self._copies.read(self._flight)
         self._look()
         check_version(self._held, self._last, self._version)
         return self._held
