@@ -317,6 +317,16 @@ class Inference(_Section):
     reference_quality: float | None = Field(default=None, allow_inf_nan=False)
     """Of the job as it stands."""
 
+    @model_validator(mode="after")
+    def _check_is_compared_by_one(self) -> Self:
+        if (self.tolerance is None) == (self.max_drop is None):
+            got = "neither" if self.tolerance is None else "both"
+            raise ValueError(
+                f"wanted tolerance, of outputs, or max_drop, of what evaluate says, but got {got}. Write one, such as "
+                f"tolerance: {TOLERANCE}"
+            )
+        return self
+
 
 class QualityEvidence(_Section):
     """How good the plan's model is beside the reference's, after the same training; higher is better."""

@@ -133,6 +133,8 @@ class MeasureOptions(_Frozen):
     """Of inference: how far each sample's outputs may be from them, as a share of their norm."""
     judges: bool = False
     """Of inference: the task's ``evaluate`` judges the model in place of that tolerance."""
+    looks: bool = False
+    """Look at ``evaluate`` itself, as :attr:`QualityOptions.looks` has it."""
     reference_quality: float | None = None
     """What it said of the reference, :attr:`Parity.quality`; None for the reference itself."""
     least_quality: float | None = None
@@ -189,6 +191,10 @@ class Parity(_Frozen):
     """Of inference, the reference's alone: some of its outputs, packed by :mod:`.checks.outputs`."""
     quality: float | None = Field(default=None, allow_inf_nan=False)
     """Of inference: what the task's ``evaluate`` said of the model, where it judges."""
+    quality_error: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Its standard error, :attr:`Quality.error`."""
+    quality_noise: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """The reference's alone: :attr:`Quality.noise`."""
     compared: Literal["losses", "sums", "outputs", "quality"] | None = None
     """What was held against the reference's: each loss, or their sum, beside the course; of inference, the outputs, or
     their structure and the quality; None where nothing was."""

@@ -24,7 +24,7 @@ from .budget import asked, check_possible
 from .doubt import Doubt
 from .event_base import Event
 from .events import INTERRUPTED, QualityKnown, SearchStarted, Stopped, TaskRead, TrialEnded
-from .options import MeasuredBy, SearchOptions
+from .options import Drop, MeasuredBy, SearchOptions
 from .own_flags import batch_stays, by_own_flags, may_be_in_tokens, told_early
 from .predicted.cuts import find_cuts
 from .requests import inspect, inspected, reference_settings
@@ -193,7 +193,7 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
     )
     size = configurations.num_configurations
     for reason, number in configurations.conflicts.items():
-        if reason == NOT_JUDGED:
+        if reason == NOT_JUDGED or session.options.space in presets():  # nobody has asked for it
             continue
         session.warn(f"--space: {number:,} combination{'' if number == 1 else 's'} left out: {reason}.")
     num_trials = min(session.options.trials, size)
@@ -275,6 +275,7 @@ def _tell_provable(session: Session) -> None:
         )
     if reference is None:
         session.observe(QualityKnown(value, None, allowed, None, is_proven=False))
+        _tell_scatter(session, drop, allowed)
         return
     if reference.noise:
         session.warn(
@@ -289,6 +290,22 @@ def _tell_provable(session: Session) -> None:
         session.warn(
             f"--max-quality-drop {drop} can hardly be proven with {examples}: the smallest that {MOST_ROUNDS} pairs "
             f"can prove is about {smallest}. Evaluate on more examples, or allow more."
+        )
+
+
+def _tell_scatter(session: Session, drop: Drop, allowed: float) -> None:
+    """Say of inference what makes a drop of this size chance."""
+    known = session.reference_parity
+    assert known is not None, "it has a quality"
+    if (known.quality_noise or 0.0) > allowed:
+        session.warn(
+            f"evaluate draws random numbers: of one model, two evaluations are {known.quality_noise:.2g} apart, where "
+            f"{allowed:.2g} may be lost. Seed what it draws, or allow more."
+        )
+    if known.quality_error > allowed:
+        session.warn(
+            f"--max-quality-drop {drop} is {allowed:.2g}, and evaluate's standard error {known.quality_error:.2g}: "
+            "other examples may say otherwise. Evaluate on more, or allow more."
         )
 
 

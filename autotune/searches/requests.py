@@ -108,7 +108,8 @@ class Requests:
             device=self.facts.device.type,
             plan=Plan(
                 settings=settings,
-                inference=Inference(tolerance=None if self.drop else self.tolerance) if known.inference else None,
+                # how outputs are compared is the options' to say
+                inference=Inference(tolerance=self.tolerance) if known.inference else None,
                 budget=self.budget,
                 evaluation=Evaluation(batch=batch) if batch else None,
                 task=found if self.command is not None else None,
@@ -193,7 +194,7 @@ class Requests:
             reference_outputs=reference.outputs if reference else None,
             must_compare=self.facts.inference and enforce and exact != "exact",
             tolerance=self.tolerance,
-            **self._judging(reference),
+            **self._judging(reference, looks=not enforce),
             reference_course=self._course(reference) if reference else None,
             rounded_losses=reference.rounded if reference and exact != "exact" else (),
             parity_limit=self._parity_limit(settings, exact),
@@ -210,11 +211,14 @@ class Requests:
         measure = self.measure_options(settings, _OUTPUTS_S, None, enforce=False)
         return self.request(name, settings, measure, time_budget.deadline_s(_OUTPUTS_S, spare_finalists=False))
 
-    def _judging(self, reference: Parity | None) -> dict[str, Any]:
-        """Whether the task's ``evaluate`` judges what inference computes, and the least that it has to say."""
+    def _judging(self, reference: Parity | None, looks: bool) -> dict[str, Any]:
+        """Whether the task's ``evaluate`` judges what inference computes, and the least that it has to say; of the
+        reference, whether it is looked at."""
         known = None if reference is None else reference.quality
-        if self.drop is None or known is None:
-            return {"judges": self.drop is not None}
+        if self.drop is None:
+            return {}
+        if known is None:
+            return {"judges": True, "looks": looks}
         return {"judges": True, "reference_quality": known, "least_quality": known - self.drop.of(known)}
 
     @property

@@ -80,7 +80,11 @@ class FrozenWeights(Lossy):
         if facts.shared_by == "fsdp":
             return _OF_SHARDS
         if facts.inference and self.kind == "4bit":
-            return "in inference, outputs or quality are compared: `quantization: {kind: int4_weights}` does the same"
+            return (
+                "`quantization: {kind: int4_weights}` does the same in inference, where its quality is judged"
+                if facts.device.type == "cpu"
+                else "4 bits were not tried in inference on a card"
+            )
         if facts.frozen_bytes < _LEAST_BYTES:
             return (
                 f"linear layers and embeddings have {format_bytes(facts.frozen_bytes)} that do not train, which is not "

@@ -23,6 +23,13 @@ _LEAST_BYTES = 8 * MIB
 _LOST = "an earlier plan rounded this model's weights to int{bits}, and what they were is lost. Build the model anew."
 
 
+class _TradesTime:
+    """Whether a setting's kind is of codes, which are read at each use; the others save time too."""
+
+    def __get__(self, setting: Quantization | None, owner: type) -> bool:
+        return getattr(setting, "kind", None) in _CODES
+
+
 class Quantization(Technique):
     """In which type linear layers multiply, in inference: weights are rounded once, inputs at each call.
 
@@ -33,6 +40,7 @@ class Quantization(Technique):
     goes_by: ClassVar[str | None] = "integer products"
     stage: ClassVar[Stage] = Stage.FROZEN
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
+    trades_time: ClassVar[bool] = _TradesTime()  # type: ignore[assignment]
     not_in_scripts: ClassVar[str] = "it is for inference"
     purposes: ClassVar[Mapping[str, str]] = {
         "int8": "Linear layers multiply 8-bit integers: weights take a quarter of their memory in fp32.",
@@ -108,40 +116,50 @@ class Quantization(Technique):
             return "a compiled program reads weights by itself, and would keep them in full: use one"
         return None
 
-    def undo(self, model: nn.Module) -> nn.Module:
-        """For the same kind, stock layers of the weights as they were rounded, which round to the same codes.
+    def check_model(self, model: nn.Module, device: torch.device | None) -> None:
+        """It has no gradients, was tried on a CPU alone, and what was rounded stays so.
 
         Raises:
-            PlanError: an earlier plan rounded them, and this one wants them as they were.
+            PlanError: the model trains, or goes elsewhere, or an earlier plan rounded weights that this one wants as
+                they were.
         """
-        from .support.bits.freezing import forget_rounding, rounded_in_inference, thaw
-        from .support.bits.int8_linear import Int8Linear, restore
+        from .support.bits.freezing import rounded_in_inference
+        from .support.bits.int8_linear import Int8Linear
 
+        if self.kind != "none" and device is not None and device.type != "cpu":
+            raise PlanError(
+                f"settings.quantization.kind: {self.kind} is for a CPU, and the model goes to {device}. Use kind: none."
+            )
+        if self.kind != "none" and model.training:
+            raise PlanError(
+                f"settings.quantization.kind: {self.kind} has no gradients, and the model is in training mode. It is "
+                "for a plan that `autotune search --inference` wrote; use kind: none."
+            )
         if self.kind != "int8" and any(isinstance(module, Int8Linear) for module in model.modules()):
             raise PlanError(f"settings.quantization: {_LOST.format(bits=8)}")
         for kind in rounded_in_inference(model) - {_CODES.get(self.kind)}:
             raise PlanError(f"settings.quantization: {_LOST.format(bits=kind[0])}")
+
+    def undo(self, model: nn.Module) -> nn.Module:
+        """For the same kind, stock layers of the weights as they were rounded, which round to the same codes."""
+        from .support.bits.freezing import thaw
+        from .support.bits.int8_linear import restore
+
         restore(model)
         thaw(model)
-        forget_rounding(model)
         return model
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """Linear layers become others, of the same names; or weights become codes, as those of ``frozen_weights``.
 
         Raises:
-            PlanError: there are none, or the model trains.
+            PlanError: there are none.
         """
         if self.kind == "none":
             return model
         from .support.bits.freezing import freeze
         from .support.bits.int8_linear import quantize
 
-        if model.training:
-            raise PlanError(
-                f"settings.quantization.kind: {self.kind} has no gradients, and the model is in training mode. It is "
-                "for a plan that `autotune search --inference` wrote; use kind: none."
-            )
         if self.kind in _CODES and not freeze(model, _CODES[self.kind], in_inference=True):
             raise PlanError(
                 "settings.quantization.kind: the model has no linear layer or embedding with weights of its own in "

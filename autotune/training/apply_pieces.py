@@ -50,11 +50,8 @@ def apply_to_model(
     stand_aside()
     _check_internals(plan)
     settings = plan.settings
-    if settings.quantization.kind != "none" and device is not None and torch.device(device).type != "cpu":
-        raise PlanError(
-            f"settings.quantization.kind: {settings.quantization.kind} is for a CPU, and the model goes to {device}. "
-            "Use kind: none."
-        )
+    for technique in settings.techniques():
+        technique.check_model(model, None if device is None else torch.device(device))
     model = undo(plan, model)
     found = find_blocks(model, blocks)
     for stage in Stage:

@@ -77,7 +77,12 @@ class Grading(nn.Module):
 
 
 def graded(
-    added: float, reference: Parity | None = None, allowed: float = 0.5, precision: Any = None, **changed: Any
+    added: float,
+    reference: Parity | None = None,
+    allowed: float = 0.5,
+    precision: Any = None,
+    looks: bool = False,
+    **changed: Any,
 ) -> Parity:
     """Of a model that ``evaluate`` says is as much worse as it adds."""
     pieces: dict[str, Any] = {
@@ -90,12 +95,15 @@ def graded(
     options = MeasureOptions(
         parity_batch=8,
         judges=True,
+        looks=looks,
         reference_outputs=reference.outputs if reference is not None else None,
         reference_quality=known,
         least_quality=None if known is None else known - allowed,
         tolerance=0.0,
     )
-    return compare_outputs(autotune.apply(Plan(settings=settings, inference=Inference()), task), task, options)
+    return compare_outputs(
+        autotune.apply(Plan(settings=settings, inference=Inference(max_drop=allowed)), task), task, options
+    )
 
 
 def test_where_quality_judges_outputs_may_differ_by_what_evaluate_allows():
@@ -130,6 +138,26 @@ def test_quality_is_judged_without_training_as_infer_computes():
 
     graded(0.0, precision=Precision(kind="bf16"), evaluate=evaluate)
     assert seen == [(True, False, False)]
+
+
+def test_an_evaluation_that_does_not_see_the_model_is_refused_of_the_reference():
+    """Of numbers that hang on chance alone, too."""
+    for judge in (lambda model: 0.9, lambda model: torch.rand(()).item()):
+        with pytest.raises(TaskError, match="it does not see the model that it is given"):
+            graded(1.0, looks=True, evaluate=judge)
+
+
+def test_of_the_reference_it_is_known_how_far_quality_scatters():
+    """By seeds of torch, beside the standard error that ``evaluate`` states."""
+
+    def judge(model: nn.Module) -> tuple[float, float]:
+        return model.added.item() + torch.rand(()).item(), 0.25
+
+    drawn = [torch.rand((), generator=torch.Generator().manual_seed(seed)).item() for seed in (1, 2)]
+    found = graded(1.0, looks=True, evaluate=judge)
+    assert found.quality_noise == pytest.approx(abs(drawn[0] - drawn[1]), abs=1e-5)
+    assert (found.quality_error, found.outputs is not None) == (0.25, True)
+    assert graded(1.0, found, evaluate=judge).quality_noise is None
 
 
 def test_what_must_be_compared_is_of_no_use_where_there_is_nothing_to_compare_with():

@@ -7,7 +7,20 @@ from pathlib import Path
 
 import pytest
 from screen import printed
-from search_tables import BF16, BOTH, MIB, REFERENCE, TCMALLOC, Run, facts, options, row, run_search
+from search_tables import (
+    BF16,
+    BOTH,
+    MIB,
+    REFERENCE,
+    TCMALLOC,
+    Run,
+    configurations,
+    facts,
+    options,
+    peak,
+    row,
+    run_search,
+)
 
 from autotune.commands.plans.run import run
 from autotune.commands.plans.show import show
@@ -22,9 +35,10 @@ from autotune.report.displays.progress import Progress
 from autotune.report.show import explain
 from autotune.report.verification import explain as explain_verified
 from autotune.results import WhatToProfile
+from autotune.search_spaces import load_space
 from autotune.searches.events import QualityKnown, TrialEnded, Warned
 from autotune.searches.requests import reference_settings
-from autotune.techniques import Facts, not_in_inference
+from autotune.techniques import Facts, Settings, not_in_inference
 from autotune.techniques.batch import Batch
 from autotune.workers import InspectRequest, MeasureRequest, OutOfMemory
 from autotune.workers.table import Row, TableExecutor
@@ -271,6 +285,74 @@ def test_a_quality_that_falls_too_far_is_not_the_plan():
     found = judged(low)
     assert found.plan.settings == TCMALLOC
     assert "its quality is 0.8" in " ".join(event.words(Progress(options())) for event in found.seen(TrialEnded))
+
+
+def test_what_makes_a_drop_of_this_size_chance_is_told():
+    """A tenth of 0.9, 0.09, may be lost."""
+    for changed, said in (
+        ({"quality_noise": 0.1, "quality_error": 0.08}, "two evaluations are 0.1 apart, where 0.09 may be lost"),
+        ({"quality_noise": 0.08, "quality_error": 0.1}, "10% is 0.09, and evaluate's standard error 0.1"),
+    ):
+        jobs = [
+            row(REFERENCE, parity=JOBS.model_copy(update=changed), latency=FAST),
+            *judged_rows(of_quality(0.85))[1:],
+        ]
+        found = run_search(options(inference=True, trial_time=1.0, max_quality_drop="10%"), JUDGED, jobs)
+        assert [said in event.message for event in found.seen(Warned)] == [True]
+
+
+def test_a_plan_has_the_drop_that_was_asked_for_or_a_tolerance_where_the_jobs_own_quality_is_not_known():
+    """It did not fit, by itself and for its outputs: what is used is exact."""
+    unknown = [row(one, outcome=NO_ROOM) for one in (REFERENCE, SIXTEEN)]
+    own = [row(one, parity=of_quality(0.9), latency=FAST) for one in (TCMALLOC, BF16, BOTH)]
+    for drop, stated in (("0.02", Inference(max_drop=0.02)), ("2%", Inference(tolerance=0.05))):
+        found = run_search(options(inference=True, trial_time=1.0, max_quality_drop=drop), JUDGED, [*unknown, *own])
+        assert found.plan.inference.model_copy(update={"deviation": None, "quality": None}) == stated
+
+
+@pytest.mark.parametrize("row", ["{}", "{tolerance: 0.05, max_drop: 0.1}"])
+def test_a_plan_says_by_one_of_the_two_how_outputs_are_compared(row):
+    with pytest.raises(
+        PlanError, match=r"inference: wanted tolerance, of outputs, or max_drop, .* but got (neither|both)"
+    ):
+        Plan.from_yaml(f"schema: autotune/plan@1\ninference: {row}\nsettings: {{}}")
+
+
+CODES = FACTS.model_copy(update={"codable_bytes": 64 * MIB})
+"""Of embeddings, so that int8 is none of the choices."""
+
+
+def of_codes(job: Row | None = None, rows: str = "precision: auto\nquantization: auto", **asked) -> Run:
+    """All configurations are as fast with codes as without, and take a tenth of the memory."""
+    Path("space.yaml").write_text(f"schema: autotune/space@1\n{rows}\n")
+    every = [row(one, parity=ALIKE, latency=FAST) for one in configurations(CODES, load_space("space.yaml"))]
+    smaller = [
+        one.model_copy(update={"peak_bytes": (peak(one.settings) // 10,)}) for one in every if has_codes(one.settings)
+    ]
+    jobs = [row(one, parity=OUTPUTS, latency=FAST) for one in (REFERENCE, SIXTEEN)]
+    asked = options(inference=True, trial_time=1.0, **asked)
+    return run_search(asked, CODES, [*every, *smaller, *jobs, *([job] if job else [])])
+
+
+def has_codes(settings: Settings) -> bool:
+    return settings.quantization.kind == "int8_weights"
+
+
+def test_what_takes_time_for_memory_is_tried_where_memory_may_be_short_alone():
+    """Without a limit, where the job as it stands does not fit the machine, or where nothing else is listed."""
+    assert not any(map(has_codes, of_codes().measured))
+    assert any(map(has_codes, of_codes(row(REFERENCE, outcome=NO_ROOM)).measured))
+    assert has_codes(of_codes(budget=200 * MIB).plan.settings)
+    assert any(map(has_codes, of_codes(rows="quantization: [{kind: int8_weights}]").measured))
+
+
+def test_of_a_preset_what_does_not_go_together_is_not_said():
+    """Nobody has asked for both."""
+    text = "schema: autotune/space@1\ncompile: [{kind: none}, {kind: model}]\nquantization: auto\n"
+    Path("space.yaml").write_text(text)
+    for space, told in (("space.yaml", 1), ("default", 0)):
+        found = run_search(options(inference=True, trial_time=1.0, space=space, trials=1), CODES, rows())
+        assert sum("left out" in event.message for event in found.seen(Warned)) == told
 
 
 def test_a_quality_drop_needs_evaluate_and_a_share_needs_a_quality():

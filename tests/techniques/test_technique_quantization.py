@@ -226,6 +226,20 @@ def test_weights_that_were_rounded_are_not_taken_for_the_model_as_it_was(kind):
             autotune.apply_to_model(Plan(settings=Settings(quantization=other)), copy.deepcopy(applied))
 
 
+@OF_WEIGHTS
+def test_a_plan_that_is_refused_leaves_codes_and_what_is_known_of_them(kind):
+    applied = of_weights(nn.Sequential(linear(64, 64)).eval(), kind)
+    weight, other = applied[0].weight, {"int8_weights": "int4_weights", "int4_weights": "int8_weights"}[kind]
+    for refused in (other, "int8", "none"):
+        with pytest.raises(PlanError, match="Build the model anew"):
+            of_weights(applied, refused)
+    with pytest.raises(PlanError, match="in training mode"):
+        of_weights(applied.train(), kind)
+    assert applied[0].weight is weight
+    with pytest.raises(PlanError, match="Build the model anew"):
+        of_weights(copy.deepcopy(applied), "none")
+
+
 def test_after_int8_there_are_no_weights_to_keep_as_codes():
     applied = autotune.apply_to_model(INT8, nn.Sequential(linear(64, 64)).eval())
     with pytest.raises(PlanError, match="weights to int8"):
@@ -250,6 +264,15 @@ def test_frozen_weights_leave_4_bits_in_inference_to_it():
     able = BARE.model_copy(update={"inference": True, "allow_lossy": True, "frozen_bytes": 64 * MIB})
     assert "int4_weights" in (FrozenWeights(kind="4bit").unavailable(able) or "")
     assert FrozenWeights(kind="4bit").unavailable(able.model_copy(update={"inference": False})) is None
+    on_card = able.model_copy(update={"device": able.device.model_copy(update={"type": "cuda"})})
+    assert FrozenWeights(kind="4bit").unavailable(on_card) == "4 bits were not tried in inference on a card"
+
+
+def test_what_is_said_of_codes_names_no_setting_that_the_plan_may_not_have():
+    model = of_weights(nn.Sequential(linear(64, 64)).eval(), "int8_weights")
+    for ask in (model[0].weight.data_ptr, model.requires_grad_):
+        with pytest.raises(PlanError, match=r"^settings: .* codes"):
+            ask()
 
 
 def test_what_compiles_would_keep_weights_in_full():

@@ -32,7 +32,8 @@ from ...techniques.support.replica import within
 from ...training.apply_plan import build_loader
 from ...training.forward.inference import Inference
 from ..measurement import MeasureOptions, Parity
-from .quality import evaluate
+from .quality import evaluate, look
+from .scores import Judged
 from .split import Split, autocast_seen
 
 _MOST_VALUES = 2**17
@@ -110,7 +111,8 @@ def measure_forward(task: Task, model: nn.Module, samples: Sequence[Any], device
 
 def compare_outputs(training: Inference, task: Task, options: MeasureOptions) -> Parity:
     """The outputs of one batch, held against the reference's; where the task's ``evaluate`` judges, the quality of the
-    model without training, beside the outputs' structure and what is NaN or infinite.
+    model without training, beside the outputs' structure and what is NaN or infinite. Of the reference it is looked at
+    whether ``evaluate`` sees the model.
 
     The batch is of the same samples whatever the plan's batch, so that each sees equal padding. The fast path of
     torch's own transformer layers is off: it writes zeros where a position is padding, which nobody reads.
@@ -121,18 +123,19 @@ def compare_outputs(training: Inference, task: Task, options: MeasureOptions) ->
         options: samples of the batch, the reference's outputs and the tolerance, or its quality and the least.
 
     Raises:
-        TaskError: ``evaluate`` raised, returned no number, or changed the model.
+        TaskError: ``evaluate`` raised, returned no number, changed the model, or does not see it.
         Exception: whatever ``infer`` raises.
     """
     assert options.parity_batch is not None, "the caller sees to it"
     batch = _fixed_batch(training, task, options.parity_batch)
     with without_fast_path():
         outputs = training.infer(batch)
-    num_samples, quality = samples_in(batch), _quality_of(training, task) if options.judges else None
+    num_samples, said = samples_in(batch), _judged(training, task, options.looks) if options.judges else {}
+    quality = said.get("quality")
     if options.reference_outputs is None:
         unknown = "its outputs cannot be compared: those of the job as it stands are not known"
         packed = packed_outputs(outputs, num_samples)
-        return Parity(losses=(), outputs=packed, unlike=unknown if options.must_compare else None, quality=quality)
+        return Parity(losses=(), outputs=packed, unlike=unknown if options.must_compare else None, **said)
     if quality is None:
         return held_against(outputs, num_samples, options.reference_outputs, options.tolerance)
     found = held_against(outputs, num_samples, options.reference_outputs, NO_LIMIT)
@@ -143,7 +146,7 @@ def compare_outputs(training: Inference, task: Task, options: MeasureOptions) ->
             f"{options.least_quality:.6g} is wanted. --max-quality-drop allows less"
         )
     compared = found.compared if found.unlike is not None else "quality"
-    return found.model_copy(update={"quality": quality, "unlike": unlike, "compared": compared})
+    return found.model_copy(update={**said, "unlike": unlike, "compared": compared})
 
 
 def packed_outputs(outputs: Any, num_samples: int) -> str:
@@ -183,10 +186,17 @@ def held_against(outputs: Any, num_samples: int, packed: str, tolerance: float) 
     return Parity(losses=(), deviation=0.0 if math.isinf(deviation) else deviation, unlike=reason, compared="outputs")
 
 
-def _quality_of(training: Inference, task: Task) -> float:
-    """What ``evaluate`` says of the model with the plan, computed as ``infer`` is."""
-    context = training.settings.forward_context(training.device.type)
-    return evaluate(task, within(training.model), training.evaluation_batch, context).value
+def _judged(training: Inference, task: Task, looks: bool) -> dict[str, Any]:
+    """What ``evaluate`` says of the model with the plan, computed as ``infer`` is: what a parity has of it."""
+    model = within(training.model)
+
+    def judge() -> Judged:
+        context = training.settings.forward_context(training.device.type)
+        return evaluate(task, model, training.evaluation_batch, context)
+
+    found = judge()
+    noise = look(task, model, judge, is_suspect=True) if looks else None
+    return {"quality": found.value, "quality_error": found.error, "quality_noise": noise}
 
 
 def _fixed_batch(training: Inference, task: Task, num_samples: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from numbers import Real
@@ -156,10 +156,19 @@ class Recovery:
         def judge() -> Judged:
             return evaluate(task, model, training.evaluation_batch, evaluation_context(training, task))
 
-        noise = noise_of(judge)
-        if noise or is_suspect:
-            check_sees(model, judge, _where(task))
-        return noise
+        return look(task, model, judge, is_suspect)
+
+
+def look(task: Task, model: nn.Module, judge: Callable[[], Judged], is_suspect: bool) -> float:
+    """How far ``judge``, of the task's ``evaluate`` and this model, scatters by itself.
+
+    Raises:
+        TaskError: it scatters, or is suspected, and does not see the model.
+    """
+    noise = noise_of(judge)
+    if noise or is_suspect:
+        check_sees(model, judge, _where(task))
+    return noise
 
 
 def evaluation_context(training: Training, task: Task) -> AbstractContextManager[Any]:

@@ -191,18 +191,15 @@ class Candidates:
         fits, found by bisection. Then the same with techniques that trade time for memory, if the first guess did not
         fit even with the reference's own batch."""
         for with_trades in (False, True):
-            promising = {
-                name: self._most_promising(row)
-                for name, row in choices.items()
-                if name != "batch" and (with_trades or not row[0].trades_time)
-            }
+            rows = {name: [one for one in row if with_trades or not one.trades_time] for name, row in choices.items()}
+            promising = {name: self._most_promising(row) for name, row in rows.items() if name != "batch" and row}
             yield promising
             first = self._measured(self._space.resolved(promising))
             if first is None or not first.verdict.over_memory:
                 return
             yield from self._bisect(promising)
 
-    def _most_promising(self, choices: tuple[Technique, ...]) -> Technique:
+    def _most_promising(self, choices: Sequence[Technique]) -> Technique:
         """A technique's first alternative to its default; the default where that is expected to be faster. An
         alternative that trades time for memory counts whatever its speed."""
         first, *others = choices

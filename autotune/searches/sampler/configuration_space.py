@@ -184,8 +184,11 @@ class ConfigurationSpace:
     def sampler(self, study: Study) -> ExpectedGainSampler:
         """This package's own sampler, over all configurations of the choices that may be of use."""
         record, rows = study.record, []
+        # of inference no memory is predicted: without a limit, there is enough until something did not fit
+        is_free = record.facts.inference and record.budget.of_device is None
+        is_free = is_free and not any(row.verdict.over_memory for row in study.tried)
         for settings in dict.fromkeys(itertools.chain(*self.weighed(record.seed))):
-            if not self.is_needless(settings, record.usable_bytes):
+            if not self.is_needless(settings, math.inf if is_free else record.usable_bytes):
                 rows.append(self._configuration(settings, record.facts))
         configurations = Configurations(rows, self.distributions, "batch").derived(record.usable_bytes)
         tried = [row for row in study.tried if self.params(row.settings) is not None]
@@ -236,7 +239,13 @@ class ConfigurationSpace:
         return gains
 
     def is_needless(self, settings: Settings, usable_bytes: float) -> bool:
-        """Whether a configuration trades time for memory although, by predictions, memory is not short."""
+        """Whether a configuration trades time for memory although, by predictions, memory is not short; without end,
+        whatever is predicted. None is where the space has no choice that does without."""
+        bought = [one for one in settings.techniques() if one.trades_time and one != type(one)()]
+        if any(type(one)() not in self.choices.get(one.name, ()) for one in bought):
+            return False
+        if usable_bytes == math.inf:
+            return bool(bought)
         largest = self.choices["batch"][-1] if "batch" in self.choices else settings.batch
         assert largest is None or isinstance(largest, Batch)
         return is_needless(settings, largest, self._foreseen.predict, usable_bytes)

@@ -93,13 +93,11 @@ def _inference(session: Session, winner: Tried) -> Inference:
         session.reference_parity,
     )
     deviation = float(f"{parity.deviation:.3g}") if winner.number and parity.compared is not None else None
-    if drop is None or reference is None or reference.quality is None:
-        return Inference(tolerance=session.options.tolerance if drop is None else None, deviation=deviation)
+    known = None if reference is None else reference.quality
+    if drop is None or (known is None and drop.is_share):  # a share of what is not known: nothing that rounds was used
+        return Inference(tolerance=session.options.tolerance, deviation=deviation)
     return Inference(
-        deviation=deviation,
-        max_drop=drop.of(reference.quality),
-        quality=parity.quality,
-        reference_quality=reference.quality,
+        deviation=deviation, max_drop=drop.of(known or 0.0), quality=parity.quality, reference_quality=known
     )
 
 

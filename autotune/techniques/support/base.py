@@ -355,6 +355,17 @@ class Technique(BaseModel):
         """This setting with all decisions made when it was applied to this model, so that it can be applied again."""
         return self
 
+    def check_model(self, model: nn.Module, device: torch.device | None) -> None:
+        """Refuse a model, with all that an earlier plan put on it, before any of that is undone.
+
+        Args:
+            model: the user's, or what an earlier plan made of it.
+            device: where it goes; None is where it is.
+
+        Raises:
+            PlanError: it cannot have this setting.
+        """
+
     def undo(self, model: nn.Module) -> nn.Module:
         """The model without what an earlier plan's setting of this technique put on it: a notebook applies several
         plans to one model."""

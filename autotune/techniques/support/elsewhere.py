@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor, nn
@@ -57,11 +57,15 @@ class Elsewhere(Tensor):
         self.data_ptr()
 
 
-def put_in_place(model: nn.Module, made: Mapping[int, Any]) -> None:
-    """Register such parameters in the place of others, by whose identity they are known; state dicts have numbers."""
-    for module, name, weight in _parameters(model):
-        if id(weight) in made:
-            module.register_parameter(name, made[id(weight)])
+def put_in_place(model: nn.Module, made: Iterable[tuple[int, Any]]) -> None:
+    """Register such parameters in the place of others, by whose identity they are known; state dicts have numbers.
+
+    What gives them one after the other has each in its place before it makes the next.
+    """
+    places = _places(model)
+    for key, weight in made:
+        for module, name in places[key]:
+            module.register_parameter(name, weight)
             module.register_state_dict_post_hook(_in_full)  # type: ignore[no-untyped-call]
 
 
@@ -83,6 +87,14 @@ def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
     ]
+
+
+def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """By the identity of a parameter, the modules that have it and its names there."""
+    found: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module, name, parameter in _parameters(model):
+        found.setdefault(id(parameter), []).append((module, name))
+    return found
 
 
 def _in_full(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:

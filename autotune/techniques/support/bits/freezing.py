@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -27,31 +28,30 @@ def freeze(model: nn.Module, kind: str, in_inference: bool = False) -> int:
     """
     weights: list[Any] = frozen_weights(model, in_inference)
     number = len(weights)
-    while weights:
-        weight = weights.pop()
-        if in_inference:
-            setattr(weight, _MARK, (kind, weight.requires_grad))
-            weight.requires_grad_(False)
-        put_in_place(model, {id(weight): FrozenWeight.of(weight, kind)})
+
+    def made() -> Iterator[tuple[int, FrozenWeight]]:
+        while weights:
+            weight = weights.pop()
+            if in_inference:
+                setattr(weight, _MARK, (kind, weight.requires_grad))
+                weight.requires_grad_(False)
+            yield id(weight), FrozenWeight.of(weight, kind)
+
+    put_in_place(model, made())
     return number
 
 
 def thaw(model: nn.Module) -> None:
-    """Undo :func:`freeze`: the numbers stay as they were rounded."""
+    """Undo :func:`freeze`: the numbers stay as they were rounded, and those train that did."""
     bring_back(model, FrozenWeight)
+    for weight in model.parameters():
+        if hasattr(weight, _MARK):
+            weight.requires_grad_(getattr(weight, _MARK)[1])
 
 
 def rounded_in_inference(model: nn.Module) -> set[str]:
     """The kinds of codes that a plan for inference has rounded the model's weights to, with or without codes now."""
     return {getattr(one, _MARK)[0] for one in model.parameters() if hasattr(one, _MARK)}
-
-
-def forget_rounding(model: nn.Module) -> None:
-    """Of a model without codes, let those weights train again that did."""
-    for weight in model.parameters():
-        if hasattr(weight, _MARK):
-            weight.requires_grad_(getattr(weight, _MARK)[1])
-            delattr(weight, _MARK)
 
 
 def frozen_weights(model: nn.Module, in_inference: bool = False) -> list[nn.Parameter]:

@@ -25,7 +25,7 @@ class FrozenWeight(Elsewhere):
     """
 
     _no_memory: ClassVar[str] = (
-        "settings.frozen_weights: the memory of a weight of {shape} is asked for, which holds codes and no numbers. "
+        "settings: the memory of a weight of {shape} is asked for, which holds codes and no numbers. "
         "Use kind: none, or read the weight by torch's operations."
     )
     _codes: Tensor
@@ -64,7 +64,7 @@ class FrozenWeight(Elsewhere):
         """
         if numbers.shape != self.shape:
             raise PlanError(
-                f"settings.frozen_weights: a weight of {tuple(self.shape)} is kept as codes, and numbers of "
+                f"settings: a weight of {tuple(self.shape)} is kept as codes, and numbers of "
                 f"{tuple(numbers.shape)} were to take its place. Use kind: none."
             )
         self._form.encode(numbers, self._codes)
@@ -79,7 +79,7 @@ class FrozenWeight(Elsewhere):
             self._write(numbers)
         elif not torch.equal(numbers, self.numbers()):
             raise PlanError(
-                f"settings.frozen_weights: a weight of {tuple(self.shape)} does not train and is kept as codes, but it "
+                f"settings: a weight of {tuple(self.shape)} does not train and is kept as codes, but it "
                 "is updated in place, as by a moving average: rounding would lose small updates. Use kind: none."
             )
 
@@ -148,7 +148,7 @@ class _View(Tensor):
         writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         if (writes and isinstance(args[0], _View)) or isinstance(kwargs.get("out"), _View):
             raise PlanError(
-                "settings.frozen_weights: a part of a weight that is kept as codes is written to, which would be lost. "
+                "settings: a part of a weight that is kept as codes is written to, which would be lost. "
                 "Write to the weight itself (weight[3] = 0), or use kind: none."
             )
         with torch._C.DisableTorchFunctionSubclass():
@@ -259,9 +259,9 @@ def _refuse_gradient(weight: Tensor, wanted: bool = True) -> Tensor:
     """
     if wanted:
         raise PlanError(
-            f"settings.frozen_weights: a weight of {tuple(weight.shape)} is kept as codes, since it did not train when "
-            "the plan was applied, and its gradient is asked for now. Set requires_grad before the plan is applied, or "
-            "apply one without frozen_weights first: it has the weights in full again."
+            f"settings: a weight of {tuple(weight.shape)} is kept as codes, and its gradient is asked for now. "
+            "With frozen_weights, set requires_grad before the plan is applied, or apply a plan without them first: it "
+            "has the weights in full again."
         )
     return weight
 
@@ -274,7 +274,7 @@ def _set_data(weight: Any, value: Tensor) -> None:
     """What ``.data =`` does: with codes, take them over; with numbers, keep them as codes."""
     if value.dtype not in FLOATS:
         raise PlanError(
-            f"settings.frozen_weights: a weight of {tuple(weight.shape)} is kept as codes, and numbers of "
+            f"settings: a weight of {tuple(weight.shape)} is kept as codes, and numbers of "
             f"{value.dtype} were to take its place. Use one of {', '.join(map(str, FLOATS))}, or kind: none."
         )
     if not isinstance(value, FrozenWeight):

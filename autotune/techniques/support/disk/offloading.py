@@ -33,7 +33,7 @@ def offload(model: nn.Module, blocks: Iterable[nn.Module], in_inference: bool = 
     weights = (weight for module in there for weight in module.parameters(False))
     found = {id(one): one for one in weights if _may_go(one, in_inference) and is_alone(one)}
     made = {key: OffloadedWeight.of(weight, store) for key, weight in found.items()}
-    elsewhere.put_in_place(model, made)
+    elsewhere.put_in_place(model, made.items())
     return len(made)
 
 
