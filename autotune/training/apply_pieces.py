@@ -50,9 +50,7 @@ def apply_to_model(
     stand_aside()
     _check_internals(plan)
     settings = plan.settings
-    for technique in settings.techniques():
-        technique.check_model(model, None if device is None else torch.device(device))
-    model = undo(plan, model)
+    model = undo(plan, model, device)
     found = find_blocks(model, blocks)
     for stage in Stage:
         if stage is Stage.DEVICE and device is not None:
@@ -65,12 +63,19 @@ def apply_to_model(
     return model
 
 
-def undo(plan: Plan, model: nn.Module) -> nn.Module:
+def undo(plan: Plan, model: nn.Module, device: torch.device | str | None) -> nn.Module:
     """The model without what an earlier plan put on it, but for what this one can go on with.
 
+    Args:
+        plan: applied next.
+        model: which a plan that is refused leaves as it is.
+        device: where it goes then; None is where it is.
+
     Raises:
-        PlanError: that cannot be had back, and this plan wants it.
+        PlanError: what the plan wants cannot be had back, or not on this model or device.
     """
+    for technique in plan.settings.techniques():
+        technique.check_model(model, None if device is None else torch.device(device))
     for stage in reversed(Stage):
         for technique in plan.settings.at(stage):
             model = technique.undo(model)

@@ -101,7 +101,7 @@ def apply(
     model = build_model(made)
     before = [weakref.ref(parameter) for parameter in model.parameters()]
     dataset = task.build_dataset()
-    _check_task(in_force, task, model if made is task else None, dataset)
+    _check_task(in_force, task, model if made is task else None, dataset, device)
     batch = settings.batch or _shared_out(reference_batch(task, dataset), settings.parallel.num_shares)
     if batch.flag is not None:
         raise PlanError(f"settings.batch.flag: a task has no flag {batch.flag}: the plan is a script's. Leave it out.")
@@ -304,23 +304,24 @@ def _shared_out(batch: Batch, num_shares: int) -> Batch:
     return Batch.of(batch.num_samples, min(batch.micro, -(-batch.num_samples // num_shares)))
 
 
-def _check_task(plan: Plan, task: Task, model: nn.Module | None, dataset: Any) -> None:
+def _check_task(plan: Plan, task: Task, model: nn.Module | None, dataset: Any, device: torch.device) -> None:
     """
     Args:
         plan: applied.
         task: as it stands.
         model: that it builds; None builds it, without values.
         dataset: that it builds.
+        device: where the model goes.
 
     Raises:
-        PlanError: the plan was found for another.
+        PlanError: the plan was found for another, or cannot be had on what an earlier one left.
     """
     if plan.task is None:
         return
     if model is None:
         with undisturbed():
             model = build_model(skip_init(task))
-    undo(plan, model)  # a notebook's may have an earlier plan; names are those of what was built
+    undo(plan, model, device)  # a notebook's may have an earlier plan; names are those of what was built
     if fingerprint(model, dataset, task.collate) != plan.task.fingerprint:
         found, identity = identify(model, dataset, task.collate, task.blocks)
         raise PlanError(

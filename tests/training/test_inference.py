@@ -72,6 +72,18 @@ def test_a_plan_for_inference_infers_in_eval_mode_without_gradients_in_the_order
     torch.testing.assert_close(torch.cat(found), applied.model(samples).detach())
 
 
+def test_a_plan_that_is_refused_leaves_the_model_of_a_task_as_it_is():
+    """The task builds one model, as in a notebook: weights that were rounded are not taken for those that were."""
+    job = task()
+    found, _ = identify(job.build_model(), job.build_dataset())
+    autotune.apply(plan(quantization=Quantization(kind="int8_weights")), job)
+    weight = job.build_model()[0].weight
+    stock = plan().model_copy(update={"task": TaskRef(source="model.py", fingerprint=found)})
+    with pytest.raises(PlanError, match="rounded this model's weights to int8"):
+        autotune.apply(stock, job)
+    assert job.build_model()[0].weight is weight
+
+
 def test_every_sample_is_inferred_whatever_training_drops():
     job = dataclasses.replace(task(), loader_options={"drop_last": True, "timeout": 0})
     found = autotune.apply(plan(batch=Batch(micro=4)), job)
