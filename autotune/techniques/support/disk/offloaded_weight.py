@@ -34,6 +34,8 @@ class OffloadedWeight(Elsewhere):
     _content: Content
     _steps: tuple[_Step, ...]
     """That make this of what is kept: views and casts."""
+    _trained: bool = False
+    """Whether it did before a plan for inference."""
 
     @staticmethod
     def __new__(
