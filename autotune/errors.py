@@ -72,6 +72,14 @@ class Interrupted(AutotuneError):
     exit_code = 130
 
 
+def first_line(error: BaseException) -> str:
+    """Of what began it, with its kind: ``ValueError: no such axis``."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
 class Caught:
     """A context that keeps what is raised within it: for a user's code, which may raise anything, and for the outermost
     frame of a thread. ``tests/test_structure.py`` lists each use, with what is done about it."""

@@ -112,9 +112,9 @@ def export(
 ) -> None:
     """Write what a plan for inference computes: infer(model, batch), with the model's weights, as a file.
 
-    The file is read back in a process of its own and run on the task's first batches. Its outputs are held against
-    those of the plan's own model, and of the job as it stands, under the plan's tolerance: exits with 3 where they
-    differ by more, and keeps no file. Batch size, compiled kernels, loader and allocator are in no file.
+    The file is read back in a process of its own and run on some of the task's batches. Its outputs are held against
+    those of the job as it stands, under the plan's tolerance, and of the plan's own model, closer by: exits with 3
+    where they differ by more, and keeps no file. Batch size, compiled kernels, loader and allocator are in no file.
     """
     from ..commands.plans.export import export as command
 

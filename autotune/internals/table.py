@@ -174,6 +174,11 @@ FEATURES: tuple[Feature, ...] = (
         ("torch._dynamo.utils.graph_break_reasons",),
     ),
     Feature(
+        "conditions of a trace",
+        "`export --to onnx` writes no file",
+        ("torch.export.ExportedProgram.__init__:_guards_code",),
+    ),
+    Feature(
         "evaluation",
         "a job's own evaluation is not measured, and the trial says so",
         (*_CALL, "torch.distributed.distributed_c10d._get_default_store"),

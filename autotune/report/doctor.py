@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..distribution import VERSION, conflict, requirement
 from ..internals import broken
-from ..measure.exports.types import ONNX_PACKAGES
+from ..measure.exports.types import ONNX_PACKAGES, missing_for_onnx
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import INSTALLATION, installed_allocators
 from ..units import MIB, size
@@ -172,7 +172,7 @@ def _advice(has_cuda: bool) -> Iterator[str]:
         yield from (f"{name}: {INSTALLATION[name]}. On a CPU it decides what a job is charged." for name in missing)
         if missing:
             yield "A library that was unpacked anywhere is found where LD_LIBRARY_PATH names its folder."
-    if missing := [name for name in ONNX_PACKAGES if _version(name) is None]:
+    if missing := missing_for_onnx():
         yield f"`autotune export --to onnx` lacks {', '.join(missing)}: pip install {requirement('onnx')}."
     if (why := why_no_gpu()) is not None:
         yield f"Searches measure the CPU: {why}"

@@ -53,6 +53,9 @@ def test_a_file_is_written_read_back_elsewhere_and_compared(here, job):
     module = torch.export.load(job / "plan.pt2").module()
     assert module([torch.ones(3, 64)])["logits"].shape == (3, 64)
     assert left(job) == {"plan.pt2"}
+    assert "replaced" not in ended.stderr
+    again = here("export", "plan.yaml", "model.py", "--to", "pt2", cwd=job)
+    assert (again.returncode, "plan.pt2: replaced" in again.stderr) == (0, True)
 
 
 @pytest.mark.slow
@@ -90,7 +93,7 @@ def test_bad_input_ends_with_2_before_anything_runs(here, job, monkeypatch):
         ended = here("export", "plan.yaml", *arguments, cwd=job)
         assert ended.returncode == 2, ended.stderr
         assert said in " ".join(ended.stderr.split())
-    monkeypatch.setattr("autotune.commands.plans.export.find_spec", lambda name: None)
+    monkeypatch.setattr("autotune.measure.exports.types.find_spec", lambda name: None)
     ended = here("export", "plan.yaml", "model.py", "--to", "onnx", cwd=job)
     assert ended.returncode == 2
     assert f"{', '.join(ONNX_PACKAGES)}: not installed, which --to onnx needs. Install it: pip install" in ended.stderr

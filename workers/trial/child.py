@@ -256,7 +256,8 @@ def _export(request: ExportRequest, task: Task, folder: TrialFolder) -> Exported
 
     _note_compiling(folder)
     plan = request.plan.model_copy(update={"budget": request.plan.budget.model_copy(update={"limit": None})})
-    return Exported(file=export(task, plan, request.options, request.seed, folder.write_phase))
+    options = request.options.model_copy(update={"folder": str(folder.path)})
+    return Exported(file=export(task, plan, options, request.seed, folder.write_phase))
 
 
 def _predict(options: PredictOptions | CheapestOptions | EstimateOptions, task: Task) -> Predicted | Chosen | Estimated:

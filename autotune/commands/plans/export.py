@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 
 from ...distribution import requirement
 from ...errors import Interrupted, NothingFits, OutputsDiffer, PlanError, TaskError, UserError
 from ...files import check_output, replacing
-from ...measure.exports.types import ONNX_PACKAGES, ExportedFile, ExportOptions
+from ...measure.exports.types import ExportedFile, ExportOptions, missing_for_onnx
 from ...plan import Plan, load_plan
 from ...report.export import as_json, explain
 from ...report.printing import print_json, print_words, tell
@@ -48,7 +47,7 @@ def export(path: Path, task: str | None, to: FileKind, out: Path | None, verbose
             f"{path}: the plan is for training, and a file holds what infers. `autotune search --inference` finds a "
             "plan of a task's infer."
         )
-    if missing := [name for name in ONNX_PACKAGES if to == "onnx" and find_spec(name) is None]:
+    if to == "onnx" and (missing := missing_for_onnx()):
         raise UserError(
             f"{', '.join(missing)}: not installed, which --to onnx needs. Install it: pip install "
             f"{requirement('onnx')}. --to pt2 needs nothing."
@@ -57,6 +56,7 @@ def export(path: Path, task: str | None, to: FileKind, out: Path | None, verbose
     task, _, _ = job_of(plan, [task] if task else None, path, "export")
     file = out or path.with_suffix(f".{to}")
     check_output(file, {"the task": task_file(task), "the plan": path}, UserError, "--out")
+    is_new = not file.exists()
     tell(f"runs {task} with {path}")
     stop, device = threading.Event(), plan.budget.device
     assert device is not None, "set above"
@@ -66,6 +66,8 @@ def export(path: Path, task: str | None, to: FileKind, out: Path | None, verbose
         replacing(file, UserError, "--out") as beside,
     ):
         found = export_plan(plan, task, ExportOptions(to=to, file=str(beside.absolute())), executor)
+    if not is_new:
+        tell(f"{file}: replaced")
     if json:
         print_json({"path": str(path), "task": task, "file": str(file), "to": to, **as_json(found, plan, to)})
     else:

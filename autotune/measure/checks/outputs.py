@@ -158,7 +158,9 @@ def packed_outputs(outputs: Any, num_samples: int) -> str:
     return _packed([*_outputs(outputs, num_samples)])
 
 
-def held_against(outputs: Any, num_samples: int, packed: str, tolerance: float) -> Parity:
+def held_against(
+    outputs: Any, num_samples: int, packed: str, tolerance: float, advice: str = "--tolerance allows more"
+) -> Parity:
     """Outputs of a batch beside those of the same batch, of :func:`packed_outputs`.
 
     Args:
@@ -166,6 +168,7 @@ def held_against(outputs: Any, num_samples: int, packed: str, tolerance: float) 
         num_samples: of the batch.
         packed: the reference's.
         tolerance: how far each sample's may be, as a share of the reference's norm.
+        advice: what to do where one is farther.
 
     Raises:
         TaskError: a part of them is nothing that can be compared.
@@ -181,7 +184,7 @@ def held_against(outputs: Any, num_samples: int, packed: str, tolerance: float) 
             f"its outputs{worst.place} are NaN or infinite elsewhere than the reference's"
             if math.isinf(deviation)
             else f"its outputs{worst.place} differ by {deviation:.2%}: of the reference's, at most {tolerance:.2%} is "
-            "allowed. --tolerance allows more"
+            f"allowed. {advice}"
         )
     return Parity(losses=(), deviation=0.0 if math.isinf(deviation) else deviation, unlike=reason, compared="outputs")
 

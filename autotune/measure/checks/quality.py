@@ -235,7 +235,7 @@ def call_evaluate(
     where = _where(task)
     if task.evaluate is None:
         raise TaskError(f"{task.source or 'task'}: evaluate is missing. Wanted: {SIGNATURES['evaluate']}.")
-    before = {name: _bits(tensor) for name, tensor in model.state_dict().items()}
+    before = {name: bits_of(tensor) for name, tensor in model.state_dict().items()}
     had = _with_gradients(model)
     takes_batch = task.evaluation_batch(1) is not None and batch is not None
     with _modes_kept(model), undisturbed(), torch.no_grad(), context or nullcontext():
@@ -247,7 +247,7 @@ def call_evaluate(
                 f"{where} raised {type(raised.error).__name__}: {raised.error}. {advice}"
             ) from raised.take()
     after = model.state_dict()
-    changed = [name for name, bits in before.items() if _bits(after[name]) != bits]
+    changed = [name for name, bits in before.items() if bits_of(after[name]) != bits]
     if changed:
         raise TaskError(
             f"{where} changed the model: {_first(changed)}. A BatchNorm in train mode does: call model.eval() first; "
@@ -342,7 +342,7 @@ def _as_float(said: Any, takes_bool: bool = False) -> float | None:
         return math.inf if number > 0 else -math.inf
 
 
-def _bits(tensor: torch.Tensor) -> int:
+def bits_of(tensor: torch.Tensor) -> int:
     """The sum of a tensor's bits, read as whole numbers: another where a value is, without a copy of them. Of a tensor
     that is sharded over ranks, of this one's part."""
     values = tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -19,22 +19,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
-from ...data.loader import Loader
+from ...data.loader import EMPTY, Loader
 from ...data.own_loader import OwnLoader
-from ...errors import Caught, PlanError, TaskError
-from ...nested import mapped, rows_of, samples_in, tensors_in
-from ...plan import TOLERANCE, Plan
+from ...data.sameness import mixed
+from ...errors import Caught, PlanError, TaskError, first_line
+from ...nested import dense_parts, mapped, rows_of, samples_in, tensors_in
+from ...plan import Plan
 from ...task import Task
 from ...techniques import Settings
+from ...techniques.support.bits.frozen_weight import FrozenWeight
 from ...training.apply_plan import apply
 from ...training.forward.inference import Inference
-from ..checks.outputs import NO_LIMIT, packed_outputs, parts_of, without_fast_path
-from .types import ExportedFile, ExportOptions, RunOfFile
+from ..checks.outputs import NO_LIMIT, held_against, packed_outputs, parts_of, without_fast_path
+from ..checks.quality import bits_of
+from .onnx_format import guards_of, unused, write_onnx
+from .types import Dimension, ExportedFile, ExportOptions, RunOfFile, most_from_plan
 
 CHECKED, FOUND = "checked.pt", "found.json"
 """Files between this process and the one that reads the file back."""
-_MOST_BYTES = 2**31
-"""Of an ONNX file: protobuf holds no more."""
+_ALIKE = 0.001
+"""How far a model's outputs may differ from run to run."""
 
 
 def export(task: Task, plan: Plan, options: ExportOptions, seed: int, note: Callable[[str], None]) -> ExportedFile:
@@ -50,8 +54,8 @@ def export(task: Task, plan: Plan, options: ExportOptions, seed: int, note: Call
         note: is told what is done.
 
     Raises:
-        TaskError: a batch or the outputs hold something else than tensors, ``infer`` cannot be traced, or what was
-            written cannot be read back.
+        TaskError: a batch or the outputs hold something else than tensors, ``infer`` is random, changes the model or
+            cannot be traced, or what was written cannot be read back.
         PlanError: the format cannot hold the plan.
         Exception: whatever the task raises.
     """
@@ -59,31 +63,48 @@ def export(task: Task, plan: Plan, options: ExportOptions, seed: int, note: Call
     stock = plan.model_copy(update={"settings": Settings(batch=plan.settings.batch)})
     reference = _applied(stock, task, seed)
     batches = [*_batches(reference.loader)]
+    if not batches:
+        raise TaskError(f"{_source(task)}: {EMPTY}")
     inputs = [_plain(batch, "a batch", task) for batch in batches]
-    expected = {"reference": [*_packed(reference, batches, task)]}
+    expected = {"reference": _packed(reference, batches, task)[0]}
     del reference
     note("running the plan's model")
     applied = _applied(plan, task, seed)
-    expected["plan"] = [*_packed(applied, batches, task)]
+    expected["plan"], like = _packed(applied, batches, task)
+    _check_same_again(applied, batches[0], expected["plan"][0], task)
     del applied
     kept = plan.settings.in_file(options.to)
     applied = _applied(plan.model_copy(update={"settings": kept}), task, seed)
+    _check_no_codes(applied, task)
     note("tracing")
     largest = max(range(len(batches)), key=lambda number: samples_in(batches[number]))
     infers = _Infers(applied, task, copy.copy(batches[largest]))
-    program = _traced(infers, inputs[largest], _open_shapes(inputs, largest), task)
-    like = mapped(infers(inputs[largest]), lambda tensor: tensor.new_empty(0))
-    names = _names(inputs[largest], "batch"), _names(like, "output")
-    names = names[0], [f"output_{name}" if name in names[0] else name for name in names[1]]
+    program = _traced(infers, mapped(inputs[largest], torch.clone), _open_shapes(inputs, largest), task)
+    taken: set[str] = set()
+    names = _names(inputs[largest], "batch", taken), _names(like, "output", taken)
     note("writing")
-    _write(program, options, *names, task)
+    places = dict(zip(names[0], (f"L['batch']{place}" for place, _ in parts_of(inputs[largest])), strict=True))
+    if options.to == "onnx":
+        write_onnx(program, options.file, places, names[1], _source(task))
+    else:
+        with open(options.file, "wb") as file:
+            torch.export.save(program, file)
+    shapes, conditions = _shapes(program), [_named(guard, places) for guard in guards_of(program) or ()]
     del program, applied, infers
     note("reading back")
     own = plan.inference.tolerance if plan.inference is not None else None
-    tolerances = {"plan": TOLERANCE, "reference": NO_LIMIT} if own is None else {"plan": own, "reference": own}
+    tolerances = {"plan": most_from_plan(plan), "reference": NO_LIMIT if own is None else own}
     asked = {"batches": inputs, "like": like, "names": names, "tolerances": tolerances, **expected}
     runs = _read_back(options, asked, ", ".join(one.describe() for one in kept.chosen()), task)
-    return ExportedFile(num_bytes=os.stat(options.file).st_size, inputs=names[0], outputs=names[1], runs=runs)
+    return ExportedFile(
+        num_bytes=os.stat(options.file).st_size,
+        inputs=names[0],
+        outputs=names[1],
+        shapes=shapes,
+        conditions=tuple(conditions),
+        given=_as_code(inputs[largest], iter(names[0])),
+        runs=runs,
+    )
 
 
 class _Infers(nn.Module):
@@ -110,13 +131,20 @@ def _applied(plan: Plan, task: Task, seed: int) -> Inference:
     return found
 
 
+def _source(task: Task) -> str:
+    return task.source or "task"
+
+
 def _batches(loader: Loader) -> Iterator[Any]:
-    """The first two, a smaller one as an epoch ends with, and a single sample; of one sample, two as well."""
+    """The first two, a smaller one as an epoch ends with, and a single sample; of one sample, two as well. Last, from
+    all over the dataset, or from its end where those go into no batch: they may be of other lengths."""
     dataset, most = loader.spec.dataset, loader.batch.micro
     if isinstance(dataset, IterableDataset | OwnLoader):
-        first, *others = islice(loader, 2)
-        num_samples = samples_in(first)
-        yield from (first, *others)
+        found = [*islice(loader, 2)]
+        yield from found
+        if not found:
+            return
+        first, num_samples = found[0], samples_in(found[0])
         for size in {max(1, num_samples // 2), 1} - {num_samples}:
             yield rows_of(first, num_samples, slice(size))
         return
@@ -127,6 +155,12 @@ def _batches(loader: Loader) -> Iterator[Any]:
     for one in asked:
         if one:
             yield loader.move(loader.batch_of(one))
+    for some in (mixed(length)[:most], range(length - most, length)):
+        with Caught(MemoryError, torch.OutOfMemoryError) as raised:
+            last = loader.move(loader.batch_of(some))
+        if raised.error is None:
+            yield last
+            return
 
 
 def _plain(nested: Any, what: str, task: Task) -> Any:
@@ -146,17 +180,62 @@ def _plain(nested: Any, what: str, task: Task) -> Any:
         fields = (field.name for field in dataclasses.fields(nested))
         return {name: _plain(getattr(nested, name), what, task) for name in fields}
     raise TaskError(
-        f"{task.source or 'task'}: a file takes and returns tensors alone, nested in dicts, lists, tuples and "
+        f"{_source(task)}: a file takes and returns tensors alone, nested in dicts, lists, tuples and "
         f"dataclasses, but {what} holds {type(nested).__name__}. Leave it out of it, or make it a tensor."
     )
 
 
-def _packed(inference: Inference, batches: list[Any], task: Task) -> Iterator[str]:
-    """The outputs of each batch, to compare with; what ``infer`` does to a batch stays with it."""
+def _outputs(inference: Inference, batch: Any, task: Task) -> Any:
+    """What ``infer`` does to a batch stays with it."""
     with without_fast_path():
-        for batch in batches:
-            outputs = inference.infer(mapped(batch, torch.clone))
-            yield packed_outputs(_plain(outputs, "infer", task), samples_in(batch))
+        return _plain(inference.infer(mapped(batch, torch.clone)), "infer", task)
+
+
+def _packed(inference: Inference, batches: list[Any], task: Task) -> tuple[list[str], Any]:
+    """The outputs of each batch, to compare with, and how they are nested."""
+    packed = []
+    for batch in batches:
+        outputs = _outputs(inference, batch, task)
+        packed.append(packed_outputs(outputs, samples_in(batch)))
+    return packed, mapped(outputs, lambda _: torch.empty(0))
+
+
+def _check_same_again(inference: Inference, batch: Any, packed: str, task: Task) -> None:
+    """
+    Raises:
+        TaskError: another run changes the model, or has other outputs.
+    """
+    before = _bits_by_name(inference.model)
+    outputs = _outputs(inference, batch, task)
+    if changed := [name for name, bits in _bits_by_name(inference.model).items() if before.get(name) != bits]:
+        raise TaskError(
+            f"{_source(task)}: infer changes the model: {changed[0]} is another after it. A file keeps nothing "
+            "from one batch to the next. Leave the change out of infer."
+        )
+    found = held_against(outputs, samples_in(batch), packed, _ALIKE, "No file can be held against it")
+    if found.unlike is not None:
+        raise TaskError(
+            f"{_source(task)}: infer is random: for one batch, run twice, {found.unlike}. "
+            "Leave out what draws numbers, such as dropout in train mode."
+        )
+
+
+def _bits_by_name(model: nn.Module) -> dict[str, int]:
+    held = (*model.named_parameters(), *model.named_buffers())
+    return {name: sum(bits_of(part) for part in dense_parts(one)) for name, one in held}
+
+
+def _check_no_codes(inference: Inference, task: Task) -> None:
+    """
+    Raises:
+        PlanError: a weight is kept as codes.
+    """
+    coded = [name for name, one in inference.model.named_parameters() if isinstance(one, FrozenWeight)]
+    if coded:
+        raise PlanError(
+            f"{_source(task)}: the plan keeps {coded[0]} as codes ({inference.settings.quantization.describe()}), "
+            "which no file holds: only this package reads them. Use a plan with quantization kind: int8, or none."
+        )
 
 
 def _open_shapes(batches: list[Any], largest: int) -> Any:
@@ -178,57 +257,9 @@ def _traced(infers: nn.Module, example: Any, shapes: Any, task: Task) -> torch.e
     with Caught(MemoryError, torch.OutOfMemoryError, TaskError) as raised, without_fast_path(), torch.no_grad():
         return torch.export.export(infers, (example,), dynamic_shapes={"batch": shapes})
     raise TaskError(
-        f"{task.source or 'task'}: torch.export cannot trace infer: {_said(raised.take())}\n"
+        f"{_source(task)}: torch.export cannot trace infer: {first_line(raised.take())}\n"
         "What is computed must not depend on values of tensors, nor go through other libraries."
     )
-
-
-def _write(
-    program: torch.export.ExportedProgram, options: ExportOptions, inputs: list[str], outputs: list[str], task: Task
-) -> None:
-    """
-    Raises:
-        PlanError: the format cannot hold it.
-        OSError: the file cannot be written.
-    """
-    if options.to == "pt2":
-        with open(options.file, "wb") as file:
-            torch.export.save(program, file)
-        return
-    held = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors_in([*_held_by(program)])}
-    num_bytes = sum(tensor.nbytes for tensor in held.values())
-    if num_bytes > _MOST_BYTES:
-        raise PlanError(f"--to onnx: a file holds at most 2 GiB, but the model has {num_bytes:,} bytes. Use --to pt2.")
-    with Caught(MemoryError, OSError) as raised:
-        made = torch.onnx.export(
-            program,
-            dynamo=True,
-            input_names=inputs,
-            output_names=outputs,
-            verbose=False,
-            custom_translation_table={torch.ops.aten._int_mm.default: _integer_product},
-        )
-        assert made is not None, "a program comes back where no file is named"
-        made.save(options.file)
-    if raised.error is not None:
-        raise PlanError(
-            f"{task.source or 'task'}: ONNX cannot hold what the plan computes: {_said(raised.take())}\nUse --to pt2."
-        )
-
-
-def _held_by(program: torch.export.ExportedProgram) -> Iterator[Any]:
-    yield from program.state_dict.values()
-    yield from program.constants.values()
-
-
-def _integer_product(one: Any, other: Any) -> Any:
-    """ONNX's operation for ``torch._int_mm``, which torch 2.13 has none for.
-
-    Source: https://onnx.ai/onnx/operators/onnx__MatMulInteger.html
-    """
-    from onnxscript import opset18
-
-    return opset18.MatMulInteger(one, other)
 
 
 def _read_back(options: ExportOptions, asked: Mapping[str, Any], has: str, task: Task) -> tuple[RunOfFile, ...]:
@@ -237,7 +268,7 @@ def _read_back(options: ExportOptions, asked: Mapping[str, Any], has: str, task:
     Raises:
         TaskError: it cannot be read, does not run on the whole batch, or ends the process.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         torch.save(asked, Path(folder) / CHECKED)
         command = [sys.executable, "-P", "-m", f"{__package__}.reload", options.file, options.to, folder]
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -245,7 +276,7 @@ def _read_back(options: ExportOptions, asked: Mapping[str, Any], has: str, task:
         said = json.loads(found.read_text()) if found.exists() else None
     if said is None:
         raise TaskError(
-            f"{task.source or 'task'}: the file was written, but the process that read it back ended with "
+            f"{_source(task)}: the file was written, but the process that read it back ended with "
             f"{ended.returncode}: {' '.join(ended.stderr.split()[-40:])}"
         )
     runs = tuple(RunOfFile.model_validate(run) for run in said["runs"])
@@ -253,24 +284,55 @@ def _read_back(options: ExportOptions, asked: Mapping[str, Any], has: str, task:
         runtime, other = ("onnxruntime", "pt2") if options.to == "onnx" else ("torch", "onnx")
         of_plan = f"Of the plan it has: {has}. " if has else ""
         raise PlanError(
-            f"{task.source or 'task'}: the file was written, but {runtime} does not run it: {refused}\n{of_plan}"
+            f"{_source(task)}: the file was written, but {runtime} does not run it: {refused}\n{of_plan}"
             f"Use --to {other}, or a plan with other settings."
         )
     return runs
 
 
-def _names(nested: Any, what: str) -> list[str]:
-    """Of its tensors: ``logits``, ``output_0``."""
+def _names(nested: Any, what: str, taken: set[str]) -> list[str]:
+    """Of its tensors: ``logits``, ``output_0``; none of those that are taken, which these join."""
     found = []
     for place, _ in parts_of(nested):
         name = re.sub(r"\W+", "_", place).strip("_")
-        found.append(name if name[:1].isalpha() else f"{what}_{name}".rstrip("_"))
+        if not name[:1].isalpha() or (name in taken and what == "output"):
+            name = f"{what}_{name}".rstrip("_")
+        found.append(unused(name, taken))
+        taken.add(found[-1])
     return found
 
 
-def _said(error: BaseException) -> str:
-    """The first line of what began it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+def _as_code(nested: Any, names: Iterator[str]) -> str:
+    """A batch of plain containers, as Python has it: ``{'x': x}``."""
+    if isinstance(nested, dict):
+        return "{" + ", ".join(f"{key!r}: {_as_code(value, names)}" for key, value in nested.items()) + "}"
+    if isinstance(nested, list):
+        return "[" + ", ".join(_as_code(value, names) for value in nested) + "]"
+    if isinstance(nested, tuple):
+        return "(" + "".join(f"{_as_code(value, names)}, " for value in nested).rstrip() + ")"
+    return next(names)
+
+
+def _named(guard: str, places: Mapping[str, str]) -> str:
+    for name, place in places.items():
+        guard = guard.replace(f"{place}.size()", f"{name}.shape")
+    return guard
+
+
+def _shapes(program: torch.export.ExportedProgram) -> tuple[tuple[Dimension, ...], ...]:
+    """Of each input, the sizes that the trace is right for, as far as each is bounded by itself."""
+    ranges = {str(symbol): found for symbol, found in program.range_constraints.items()}
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+
+    def of_size(size: int | torch.SymInt) -> Dimension:
+        if str(size).isdecimal():  # a symbol that the code has fixed is one
+            return Dimension(least=int(str(size)), most=int(str(size)))
+        if (found := ranges.get(str(size))) is None:
+            return Dimension()
+        is_bounded = bool(found.upper < sys.maxsize // 2)
+        # Torch leaves 1 out of every range, and takes it.
+        return Dimension(
+            least=int(found.lower) if found.lower > 2 else 1, most=int(found.upper) if is_bounded else None
+        )
+
+    return tuple(tuple(map(of_size, values[name].shape)) for name in program.graph_signature.user_inputs)

@@ -13,11 +13,17 @@ from typing import Any
 
 import torch
 
-from ...errors import Caught
+from ...errors import Caught, first_line
 from ...nested import mapped, samples_in, tensors_in
 from ..checks.outputs import held_against
 from .program import CHECKED, FOUND
 from .types import RunOfFile
+
+_ADVICE = {
+    "plan": "The runtime computes otherwise than the plan: write the other format",
+    "reference": "Search with a larger --tolerance",
+}
+"""Where outputs differ by more than is allowed, by what they are held against."""
 
 
 def check(file: Path, to: str, folder: Path) -> None:
@@ -29,7 +35,7 @@ def check(file: Path, to: str, folder: Path) -> None:
         for number in range(len(asked["batches"])):
             runs.append(_run(run, asked, number))
     if raised.error is not None:
-        refused = _words(raised.take())
+        refused = first_line(raised.take())
     found = {"refused": refused, "runs": [one.model_dump(mode="json") for one in runs]}
     (folder / FOUND).write_text(json.dumps(found))
 
@@ -57,27 +63,23 @@ def _loaded(file: Path, to: str, asked: dict[str, Any]) -> Callable[[Any], Any]:
 def _run(run: Callable[[Any], Any], asked: dict[str, Any], number: int) -> RunOfFile:
     """One batch; that it does not run is an answer, too."""
     batch = asked["batches"][number]
-    num_samples = samples_in(batch)
+    num_samples, shapes = samples_in(batch), tuple(tuple(tensor.shape) for tensor in tensors_in(batch))
     with Caught() as raised, torch.no_grad():
         outputs = run(batch)
     if raised.error is not None:
-        return RunOfFile(num_samples=num_samples, refused=_words(raised.take()))
+        return RunOfFile(num_samples=num_samples, shapes=shapes, refused=first_line(raised.take()))
     beside = {
-        whose: held_against(outputs, num_samples, asked[whose][number], asked["tolerances"][whose])
-        for whose in ("plan", "reference")
+        whose: held_against(outputs, num_samples, asked[whose][number], asked["tolerances"][whose], advice)
+        for whose, advice in _ADVICE.items()
     }
     unlike = [f"beside the {whose}'s: {one.unlike}" for whose, one in beside.items() if one.unlike is not None]
     return RunOfFile(
         num_samples=num_samples,
+        shapes=shapes,
         from_plan=beside["plan"].deviation or 0.0,
         from_reference=beside["reference"].deviation or 0.0,
         unlike=unlike[0] if unlike else None,
     )
-
-
-def _words(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 if __name__ == "__main__":
