@@ -57,9 +57,12 @@ class Layers(Technique):
         if self.kind == "none":
             return super().describe(facts)
         beside = {"recompute": " that recompute norms", "rounding": " with 8-bit derivatives"}.get(self.kind, "")
-        where = ", ".join(map(str, self.spared))
-        spared = f" except in block{'s' * (len(self.spared) > 1)} {where}" if where else ""
-        return f"memory-saving layers{beside}{spared}"
+        others = [number for number in range(facts.num_blocks if facts else 0) if number not in self.spared]
+        if len(self.spared) > 2 * len(others) and facts is not None:
+            where = " outside the blocks" + (f" and in {_blocks(others)}" if others else "")
+        else:
+            where = f" except in {_blocks(self.spared)}" if self.spared else ""
+        return f"memory-saving layers{beside}{where}"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Layers, ...]:
@@ -139,3 +142,7 @@ class Layers(Technique):
         from ..layers import answered
 
         return answered()
+
+
+def _blocks(numbers: Sequence[int]) -> str:
+    return f"block{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

@@ -12,6 +12,7 @@ from autotune.techniques import Settings
 from autotune.techniques.checkpointing import Checkpointing, find_blocks
 from autotune.techniques.layers import Layers
 from autotune.techniques.precision import Precision
+from autotune.testing.facts import BARE
 from autotune.testing.runs import relative_difference, run_applied
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
@@ -100,3 +101,9 @@ def test_blocks_that_are_spared_must_be_there():
 def test_spared_blocks_are_said():
     assert Layers(kind="exact", spared=(0, 2)).describe() == "memory-saving layers except in blocks 0, 2"
     assert Layers(kind="exact", spared=(1,)).describe() == "memory-saving layers except in block 1"
+    known = BARE.model_copy(update={"num_blocks": 4})
+    assert Layers(kind="exact", spared=(1, 2)).describe(known) == "memory-saving layers except in blocks 1, 2"
+    assert Layers(kind="exact", spared=(0, 1, 2)).describe(known) == (
+        "memory-saving layers outside the blocks and in block 3"
+    )
+    assert Layers(kind="exact", spared=(0, 1, 2, 3)).describe(known) == "memory-saving layers outside the blocks"
