@@ -39,10 +39,13 @@ def test_the_picture_is_of_the_readmes_search():
 
 @pytest.mark.slow
 def test_the_lines_that_show_fit_train_and_print_what_is_shown():
-    """But for the numbers, which are those of a process; and the blocks, which go by them."""
+    """But for the numbers, which are those of a process and of its device's speeds; and for what goes by them: the
+    blocks, and what is most at the peak."""
     text = (PICTURE.parent / "use" / "fit.md").read_text(encoding="utf-8")
     code, output = re.findall(r"```(?:python|text)\n(.*?)```", text, re.S)[:2]
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    said = [re.split(r"[0-9]", line.partition(", chosen")[0])[0] for line in output.splitlines()]
+    said = [
+        re.split(r"[0-9]|: (?:activation|temporary)", line.partition(", chosen")[0])[0] for line in output.splitlines()
+    ]
     assert [line[: len(begins)] for line, begins in zip(ran.stdout.splitlines(), said, strict=True)] == said
     assert " 2 GiB, chosen: memory-saving layers" in ran.stdout

@@ -49,11 +49,12 @@ def law_here(target: Target, dtype: torch.dtype, flops: Iterable[int], peak_byte
     least, most = _SIDES[target]
     side = min(most, max(least, _power_of_two(typical ** (1 / 3))))
     num_bytes = _power_of_two(min(_COPIED, max(MIB, peak_bytes / _SHARE)))
-    return measured_law(target, dtype, side, num_bytes, torch.get_num_threads())
+    where = torch.cuda.current_device() if target == "cuda" else torch.get_num_threads()
+    return measured_law(target, dtype, side, num_bytes, where)
 
 
 @cache
-def measured_law(target: Target, dtype: torch.dtype, side: int, num_bytes: int, num_threads: int) -> TimeLaw:
+def measured_law(target: Target, dtype: torch.dtype, side: int, num_bytes: int, where: int) -> TimeLaw:
     """Seconds for a floating-point operation of a product of two square matrices, for a byte that a copy reads or
     writes, and on a CPU for a byte of a page that the process did not have.
 
@@ -62,7 +63,7 @@ def measured_law(target: Target, dtype: torch.dtype, side: int, num_bytes: int, 
         dtype: of the matrices.
         side: of them.
         num_bytes: that are copied.
-        num_threads: of torch, which this depends on.
+        where: the current card's number; of a CPU, torch's threads. What was measured holds for that alone.
     """
     with torch.no_grad(), torch.autocast(target, enabled=False):
         a, b = (torch.ones(side, side, dtype=dtype, device=target) for _ in range(2))
