@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -27,9 +27,19 @@ _ON_CPU = ("math", "flash")
 """Source: aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, select_sdp_backend_cpp."""
 _LEAST_CAPABILITY = {"efficient": (5, 0), "flash": (8, 0), "cudnn": (8, 0)}
 """Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp."""
-_REFUSALS = ("No available kernel", "No viable backend", "`sdpa` attention does not support")
-"""What torch's ``RuntimeError`` begins with where the one kernel that is allowed does not do it, and transformers'
-``ValueError``."""
+_OF_TRANSFORMERS: Mapping[str, AttentionBy] = {"eager": "eager", "flex": "flex_attention"}
+"""Kinds that only models of transformers have: their ``attn_implementation``."""
+_LEAST_OF_TRITON = (7, 0)
+"""Source: torch/_inductor/scheduler.py, where it raises ``GPUTooOldForTriton``."""
+_REFUSALS = (
+    "No available kernel",
+    "No viable backend",
+    "`sdpa` attention does not support",
+    "`flex_attention` does not support",
+    "Attention sinks cannot be run on CPU",
+    "FlexAttention does not support",
+)
+"""What an error of torch or transformers begins with where the one kernel that is allowed does not do it."""
 
 
 class Attention(Technique):
@@ -53,11 +63,12 @@ class Attention(Technique):
         "flash": "Computes attention in tiles by the flash kernel; weights are not kept.",
         "cudnn": "Computes attention in tiles by cuDNN's kernel; weights are not kept.",
         "eager": "Computes attention by transformers' own operations, which keep the weights of all pairs.",
+        "flex": "Compiles a kernel for the model's own mask; weights are not kept.",
     }
 
-    kind: Literal["default", "math", "efficient", "flash", "cudnn", "eager"] = "default"
+    kind: Literal["default", "math", "efficient", "flash", "cudnn", "eager", "flex"] = "default"
     """``default`` is stock; ``math``, ``efficient``, ``flash`` and ``cudnn`` allow torch this kernel alone; ``eager``
-    is transformers' ``attn_implementation`` of that name."""
+    and ``flex`` are transformers' ``attn_implementation`` ``eager`` and ``flex_attention``."""
 
     def describe(self, facts: Facts | None = None) -> str:
         """``attention by flash``."""
@@ -72,8 +83,10 @@ class Attention(Technique):
     def choices(cls, facts: Facts) -> tuple[Attention, ...]:
         """All that can be had but flash on a CPU, which torch takes there by itself, and what the model does today."""
         own = facts.attention[:1]
-        same = {"eager"} if own == ("eager",) else {"flash"} if facts.device.type == "cpu" else set()
-        kinds = (kind for kind in (*_BACKENDS, "eager") if kind not in same)
+        same = {kind for kind, by in _OF_TRANSFORMERS.items() if own == (by,)}
+        if own == ("sdpa",) and facts.device.type == "cpu":
+            same = {"flash"}
+        kinds = (kind for kind in (*_BACKENDS, *_OF_TRANSFORMERS) if kind not in same)
         others = (cls.model_validate({"kind": kind}) for kind in kinds)
         return (cls(), *(one for one in others if one.unavailable(facts) is None))
 
@@ -87,8 +100,10 @@ class Attention(Technique):
             return None
         if not facts.attention:
             return "no module of the model is known to call scaled_dot_product_attention, or to be switched to it"
-        if self.kind == "eager":
-            return None if "eager" in facts.attention else "only models of transformers have eager attention"
+        if self.kind in _OF_TRANSFORMERS:
+            if _OF_TRANSFORMERS[self.kind] not in facts.attention:
+                return f"only models of transformers have {self.kind} attention, and not all"
+            return self._flex_unavailable(facts) if self.kind == "flex" else None
         if "sdpa" not in facts.attention:
             return "transformers' model cannot compute its attention by scaled_dot_product_attention"
         if facts.device.type == "cpu":
@@ -98,15 +113,25 @@ class Attention(Technique):
             return f"{self.kind} needs a card of compute capability {least[0]}.{least[1]}"
         return None
 
+    @staticmethod
+    def _flex_unavailable(facts: Facts) -> str | None:
+        """Triton's kernel is compiled for a card; a CPU's, of C++, has no backward (``_validate_device`` in
+        torch/nn/attention/flex_attention.py)."""
+        if facts.device.type == "cpu" and not facts.inference:
+            return "torch's flex attention has no backward on a CPU"
+        if facts.device.capability is not None and facts.device.capability < _LEAST_OF_TRITON:
+            return f"flex needs a card of compute capability {_LEAST_OF_TRITON[0]}.{_LEAST_OF_TRITON[1]}"
+        return facts.no_compiler  # known by `compile`
+
     def conflicts(self, settings: Settings) -> str | None:
         """A compiled program comes to modules by itself."""
-        if self.kind not in _BACKENDS or settings.compile.kind == "none":
+        if self.kind in ("default", "eager") or settings.compile.kind == "none":
             return None
         return "a compiled program chooses kernels by itself where it breaks into pieces: use one"
 
     def not_in_file(self, kind: FileKind) -> str | None:
         """A kernel is chosen where it runs."""
-        return "what runs the file chooses the kernel" if self.kind in _BACKENDS else None
+        return "what runs the file chooses the kernel" if self.kind not in ("default", "eager") else None
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Torch's choice, and the implementation that the model had."""
@@ -129,7 +154,7 @@ class Attention(Technique):
         """
         if self.kind == "default":
             return model
-        by: AttentionBy = "eager" if self.kind == "eager" else "sdpa"
+        by: AttentionBy = _OF_TRANSFORMERS.get(self.kind, "sdpa")
         known = ways(model)
         if by not in known:
             raise PlanError(
@@ -138,7 +163,7 @@ class Attention(Technique):
             )
         if by != known[0]:
             _switch(model, by)
-        for module in model.modules() if by == "sdpa" else ():
+        for module in model.modules() if by != "eager" else ():
             if _calls_attention(module):
                 # As in checkpointing: on the instance. The class's own is looked up late: layers change the class.
                 own = vars(module).get("forward")
@@ -163,7 +188,8 @@ def _by_kernel(module: nn.Module, own: Any, kind: str, /, *args: Any, **kwargs: 
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with _in_words(module, kind), sdpa_kernel(getattr(SDPBackend, _BACKENDS[kind])):
+    allowed = sdpa_kernel(getattr(SDPBackend, _BACKENDS[kind])) if kind in _BACKENDS else nullcontext()
+    with _in_words(module, kind), allowed:
         return type(module).forward(module, *args, **kwargs) if own is None else own(*args, **kwargs)
 
 
@@ -177,7 +203,8 @@ def _in_words(module: nn.Module, kind: str) -> Iterator[None]:
         raise PlanError(
             f"settings.attention.kind: {kind} does not compute the attention of {type(module).__name__}: its mask, "
             "dropout, head size, dtype or softcap is none that this kernel takes (on a CPU flash takes no dropout; on "
-            "CUDA flash and cudnn take half precision alone). Use another kernel, or leave attention out."
+            "CUDA flash and cudnn take half precision alone; flex takes no dropout, and has no backward on a CPU). Use "
+            "another kernel, or leave attention out."
         ) from error
 
 
@@ -189,11 +216,15 @@ def ways(model: nn.Module) -> tuple[AttentionBy, ...]:
         own = {one.config._attn_implementation for one in switched}
         shows_weights = any(one.config.output_attentions for one in switched)  # which eager alone does
         can_switch = not shows_weights and all(one._can_set_attn_implementation() for one in switched)
-        if own == {"eager"}:
-            return ("eager", "sdpa") if can_switch and all(one._supports_sdpa for one in switched) else ("eager",)
-        if own == {"sdpa"}:
-            return ("sdpa", "eager") if can_switch else ("sdpa",)
-        return ()
+        able: dict[AttentionBy, bool] = {
+            "sdpa": all(one._supports_sdpa for one in switched),
+            "eager": True,
+            "flex_attention": all(one._supports_flex_attn for one in switched),
+        }
+        if len(own) != 1 or not own <= able.keys():
+            return ()
+        (today,) = own
+        return (today, *(by for by, can in able.items() if by != today and can and can_switch))
     return ("sdpa",) if any(_calls_attention(module) for module in model.modules()) else ()
 
 

@@ -271,10 +271,71 @@ def test_a_model_of_transformers_is_switched_alone_and_back(own: str, kind: str)
     assert ways(model)[0] == own
 
 
+def llama(by: str, **others: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, **others}
+    config = transformers.LlamaConfig(**sizes, vocab_size=11, use_cache=False, attn_implementation=by)
+    return transformers.LlamaModel(config)
+
+
 def test_a_search_offers_a_switched_model_what_it_does_not_do_today():
-    for own, kinds in (("eager", ["math", "flash"]), ("sdpa", ["math", "eager"])):
-        facts = BARE.model_copy(update={"attention": ways(gpt2(configured(own)))})
+    inference = {"inference": True}
+    card = {"device": BARE.device.model_copy(update={"type": "cuda", "capability": (7, 0)})}
+    for own, others, kinds in (
+        ("eager", {}, ["math", "flash"]),
+        ("sdpa", {}, ["math", "eager"]),
+        ("sdpa", inference, ["math", "eager", "flex"]),
+        ("sdpa", card, ["math", "efficient", "eager", "flex"]),
+        ("flex_attention", inference, ["math", "flash", "eager"]),
+    ):
+        model = llama(own) if others else gpt2(configured(own))  # transformers' GPT-2 cannot be switched to flex
+        facts = BARE.model_copy(update={"attention": ways(model), **others})
         assert [one.kind for one in Attention.choices(facts)] == ["default", *kinds]
+
+
+FLEX = Attention(kind="flex")
+
+
+def test_flex_needs_a_compiler_a_card_that_triton_knows_or_inference():
+    known = BARE.model_copy(update={"attention": ("sdpa", "flex_attention"), "inference": True})
+    assert FLEX.unavailable(known) is None
+    assert FLEX.unavailable(known.model_copy(update={"no_compiler": "no g++"})) == "no g++"
+    assert "no backward on a CPU" in FLEX.unavailable(known.model_copy(update={"inference": False}))
+    old = known.device.model_copy(update={"type": "cuda", "capability": (6, 1)})
+    assert "compute capability 7.0" in FLEX.unavailable(known.model_copy(update={"device": old}))
+    assert "not all" in FLEX.unavailable(known.model_copy(update={"attention": ("sdpa",)}))
+    assert "attention: a compiled program" in Settings(attention=FLEX).having(Compile(kind="model")).conflict()
+
+
+def test_flex_is_predicted_for_a_card_as_what_keeps_no_weights():
+    """Of grouped heads in fp32 too, which torch's fused kernels do not take."""
+    peaks = {}
+    for kind in ("default", "eager", "flex"):
+        plan = Plan(settings=Settings(attention=Attention.model_validate({"kind": kind})), budget=Budget(device="cpu"))
+        of_llama = autotune.Task(
+            build_model=lambda: llama("sdpa", num_key_value_heads=1),
+            build_dataset=lambda: list(torch.zeros(8, 256, dtype=torch.long)),
+            compute_loss=lambda model, batch: model(batch).last_hidden_state.square().mean(),
+            batch_size=BATCH,
+        )
+        peaks[kind] = fit_memory_model(plan, of_llama, target="cuda").peak_bytes(BATCH)
+    weights = 2 * BATCH * 2 * 256 * 256 * 4
+    assert peaks["flex"] + weights < peaks["default"] == peaks["eager"]
+
+
+@pytest.mark.slow  # it is compiled
+def test_flex_computes_what_the_model_does_in_inference_and_is_refused_in_training_on_a_cpu():
+    model, words = llama("sdpa").eval(), torch.arange(22).remainder(11).view(2, 11)
+    with torch.no_grad():
+        wanted = model(words).last_hidden_state
+        found = of(model, attention=FLEX)(words).last_hidden_state
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        assert ways(model)[0] == "flex_attention"
+    with pytest.raises(PlanError, match=r"flex does not compute .* of LlamaAttention: .* no backward on a CPU"):
+        model(words)
+    with torch.no_grad():
+        assert torch.equal(of(model)(words).last_hidden_state, wanted)
 
 
 def test_a_model_that_shows_its_weights_stays_eager():

@@ -6,6 +6,7 @@ any library registers its own, and hold wherever an operation is called from, ba
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +42,8 @@ def cuda_ops() -> Iterator[None]:
                 library.impl(name, _softmax(name), _COMPOSITE)
             for name, kernel in autocast_kernels():
                 library.impl(name, kernel, "AutocastCPU")
-        yield
+        with _fake_flex():
+            yield
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
@@ -169,6 +171,29 @@ def _attention(
         )[0]
         return found
     found = _aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, **how)[0]
+    return found
+
+
+@contextmanager
+def _fake_flex() -> Iterator[None]:
+    library: Any = sys.modules.get("transformers.integrations.flex_attention")
+    own = getattr(library, "compile_friendly_flex_attention", None)
+    if own is not None:
+        library.compile_friendly_flex_attention = _flex
+    try:
+        yield
+    finally:
+        if own is not None:
+            library.compile_friendly_flex_attention = own
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **how: Any) -> Tensor:
+    """transformers' flex attention, which a CPU has no backward of: like flash attention it keeps its inputs, its
+    output and a number a row, of any dtype.
+
+    Source: torch/_higher_order_ops/flex_attention.py, FlexAttentionAutogradOp.
+    """
+    found: Tensor = _aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)[0]
     return found
 
 

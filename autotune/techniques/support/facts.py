@@ -15,8 +15,8 @@ _FULL, _MARKS = 0.75, 1.1
 InTf32 = Literal["matrix products", "convolutions"]
 """Of fp32, what may compute in TF32 on CUDA; with convolutions go recurrent layers."""
 
-AttentionBy = Literal["sdpa", "eager"]
-"""``scaled_dot_product_attention``, or the separate operations of transformers' models."""
+AttentionBy = Literal["sdpa", "eager", "flex_attention"]
+"""``scaled_dot_product_attention``, or the separate operations or the compiled kernel of transformers' models."""
 
 
 class _Frozen(BaseModel):
