@@ -1,18 +1,23 @@
 """Memory asked for 1,000 jobs of a simulated cluster, by what `POST /v1/predict` answers, and by habit.
 
-    python -m benchmarks.admission --keep        # out of memory and waste; seconds
+    python -m benchmarks.admission --keep        # out of memory and waste; two minutes
     python -m benchmarks.admission --latency     # of the route, over HTTP, with 2,000 finished searches
 
-Jobs are milabench's on four types of cards (`benchmarks/cards/measured/milabench.csv`): a job at a batch on a card,
-drawn with its row's memory as what it takes. Rows that were measured again tell by how much runs differ. Each asks for
-memory of its card; where that was too little, it dies and asks for the whole card. Waste is what was asked for and not
-used; what died has wasted all that it asked for. Asked for is
+Jobs are milabench's on four types of cards (`benchmarks/cards/measured/milabench.csv`): a job at a batch on a card, a
+place, with one of its rows as what it takes. A place with one row varies as its job's other places do on cards of one
+make: its row times one of their rows, over that place's median. Left out are rows below a model's weights in half
+precision, which are no training's; torchatari with another `cpu` is another job, since that is its number of
+environments. Each asks for memory of its card; where that was too little, it dies and asks for the whole card. Waste is
+what was asked for and not used; what died has wasted all that it asked for. A run tells what it took
+(`POST /v1/took`). Asked for is
 
-- by measurements that are kept: a search measured it before, with the largest of three runs, and above it 3 % or twice
-  what the three differ by; before that, the upper end of what is predicted (`benchmarks/results/cards-cpu.jsonl`), and
-  the whole card where nothing is, as of the MI325, which `predict` does not know;
+- what the service's own code answers of the job at this batch on this card: measured by a search, which each place on
+  a CUDA card has after its first run (three runs; what the search itself took is not counted), or by three runs that
+  told; else the upper end of what is predicted (`benchmarks/results/cards-cpu.jsonl`); where nothing is known, what
+  habit asks for, since the webhook then lets a job through as it is;
 - by predictions alone: the upper end, of jobs of which something is predicted;
-- by habit: what the job's last run on such a card took, whatever its batch was, times 1.2; the whole card at first.
+- by habit: what the job's last run on such a card took, times 1.2, the whole card at first: its last run at the same
+  batch, and its last run at any.
 
 Bars: out of memory 0.1 % from kept measurements, 5 % from predictions alone; half of the waste of habit; 2 s at the
 95th percentile for a known fingerprint.
@@ -34,17 +39,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.plan import Peak
+from autotune.estimates.cards import Card, find_cards, option_name
+from autotune.estimates.types import Estimate, Fit, Interval
+from autotune.plan import Plan, load_plan
+from autotune.service.predictions import Predicted, Took, known_on
 from autotune.units import MIB
 
 from .rows import HERE, load_rows, save_rows
 
-NUM_JOBS, MARGIN, HABIT, SEEDS, NUM_REPEATS = 1000, 0.03, 1.2, 5, 3
-CARDS_MIB = {"H100": 81_009, "H200": 143_221, "L40S": 45_466, "MI325": 262_128}
-"""What a card has; of the MI325, 256 GiB by its vendor, less what its largest row leaves."""
+NUM_JOBS, HABIT, SEEDS, NUM_REPEATS = 1000, 1.2, 10, 3
 OUT_BAR, PREDICTED_BAR, WASTE_BAR, LATENCY_BAR_S = 0.001, 0.05, 0.5, 2.0
 
-KNOWN = ("H100", "H200", "L40S")
+CARDS = {card.name.removesuffix("X"): card for card in find_cards("h100,h200,l40s,mi325x")}
+"""By their names in milabench's rows."""
+KNOWN = tuple(name for name, card in CARDS.items() if not card.is_amd)
+LEAST_MIB = {"diffusion-single": 2 * 1289.95e6 / MIB}
+"""Of a training, by its parameters. Others have no row below."""
+FINGERPRINT = "sha256:" + "0" * 64
 Place = tuple[str, str, int]
 """A job, a card, and a batch."""
 
@@ -89,10 +100,10 @@ def simulated() -> Iterator[dict[str, Any]]:
     """A row for each order of jobs, which is printed; then what they come to together."""
     runs, predicted = measured_runs(), predictions()
     found = []
-    for name, cards in (("four types of cards", [*CARDS_MIB]), ("the three that are known", [*KNOWN])):
+    for name, cards in (("four types of cards", [*CARDS]), ("the three of CUDA", [*KNOWN])):
         for seed in range(SEEDS):
             own = {place: row for place, row in runs.items() if place[1] in cards}
-            found.append({"cards": name, "seed": seed, **simulate(own, predicted, seed)})
+            found.append({"cards": name, "seed": seed, **Cluster(own, predicted, seed).run()})
             yield found[-1]
         tell(name, [row for row in found if row["cards"] == name])
 
@@ -104,11 +115,12 @@ def tell(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         return sum(row[key] for row in rows for key in keys)
 
     print(f"{name}, {len(rows)} orders of {NUM_JOBS} jobs:")
-    ways = {"kept": OUT_BAR, "again": OUT_BAR, "alone": PREDICTED_BAR}
+    ways = {"measured": OUT_BAR, "again": OUT_BAR, "alone": PREDICTED_BAR, "held_out": PREDICTED_BAR}
     said = {
-        "kept": "kept measurements",
-        "again": "of these, whose rows were measured again",
+        "measured": "kept measurements",
+        "again": "of these, of jobs that were measured again at some batch",
         "alone": "predictions alone",
+        "held_out": "of these, of jobs that the predictor was not developed on",
     }
     for what, bar in ways.items():
         died, asked = of(f"{what}_died"), of(f"{what}_asked")
@@ -117,79 +129,151 @@ def tell(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         places.update(row["died_of"])
     print("  of kept measurements: " + "; ".join(f"{place}: {died}" for place, died in places.most_common()))
-    print(f"  nothing known, the whole card asked for: {of('nothing_asked'):.0f}")
-    waste, habit = of("wasted_mib"), of("habit_wasted_mib")
-    print(
-        f"  waste: {waste / of('used_mib'):.2f} of what jobs used; by habit {habit / of('used_mib'):.2f}, of which "
-        f"{of('habit_died'):.0f} ran out of memory: {waste / habit:.2f} of it (bar {WASTE_BAR})"
-    )
+    print(f"  nothing known: {of('unknown_asked'):.0f}, of which {of('unknown_died'):.0f} ran out of memory")
+    waste, used = of("wasted_mib"), of("used_mib")
+    print(f"  waste: {waste / used:.2f} of what jobs used")
+    for key, habit in (("batch_habit", "at the batch"), ("habit", "at any batch")):
+        wasted, died = of(f"{key}_wasted_mib"), of(f"{key}_died")
+        print(
+            f"  by habit, the last run {habit}: {wasted / used:.2f}, and {died:.0f} ran out of memory: waste is "
+            f"{waste / wasted:.2f} of it (bar {WASTE_BAR})"
+        )
 
 
 def measured_runs() -> dict[Place, list[float]]:
-    """MiB of each run, in the order in which they were made."""
+    """MiB that each run was charged, without what a driver keeps, in the order in which they were made."""
     found: dict[Place, list[tuple[float, float]]] = defaultdict(list)
     path = HERE / "cards" / "measured" / "milabench.csv"
     for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
-        if float(row["mib"]) <= CARDS_MIB[row["card"]]:
-            place = row["job"], row["card"], int(row["batch"])
-            found[place].append((float(row["time"] or 0), float(row["mib"])))
+        card, job = CARDS[row["card"]], row["job"]
+        mib = float(row["mib"]) - card.driver_mib
+        if LEAST_MIB.get(job, 0.0) <= mib <= card.memory_mib:
+            job += f", {row['cpu']} environments" if job == "torchatari" else ""
+            found[job, row["card"], int(row["batch"])].append((float(row["time"] or 0), mib))
     return {place: [mib for _, mib in sorted(row)] for place, row in found.items()}
 
 
-def predictions() -> dict[Place, float]:
-    """MiB at the upper end of the interval, by the newest rows."""
-    rows = load_rows("cards", "cpu")
-    return {(row["job"], row["card"], row["batch"]): row["high_bytes"] / MIB for row in rows}
-
-
-def simulate(runs: Mapping[Place, list[float]], predicted: Mapping[Place, float], seed: int) -> dict[str, Any]:
-    """One order of jobs: what each way of asking comes to."""
-    generator = random.Random(seed)
-    jobs = sorted({place[0] for place in runs})
-    by_job = {job: [place for place in runs if place[0] == job] for job in jobs}
-    service, alone, habit = Tally(), Tally(), Tally()
-    kept: dict[Place, float] = {}
-    died_of = Counter[str]()
-    again = Tally()
-    """Of those whose runs are known to differ or not: of all others there is but one row."""
-    last: dict[tuple[str, str], float] = {}
-    for _ in range(NUM_JOBS):
-        place = generator.choice(by_job[generator.choice(jobs)])
-        took, whole = generator.choice(runs[place]), float(CARDS_MIB[place[1]])
-        source = "kept" if place in kept else "predicted" if place in predicted else "nothing"
-        of_kept = kept.get(place, 0.0)
-        service.run(source, {"kept": of_kept, "predicted": predicted.get(place, whole)}.get(source, whole), took, whole)
-        if source == "kept" and len(runs[place]) > 1:
-            again.run("again", of_kept, took, whole)
-        if source == "kept" and took > of_kept:
-            died_of["{} on {}, batch {}".format(*place)] += 1
-        if place[1] in KNOWN:
-            kept.setdefault(place, _asked_mib([generator.choice(runs[place]) for _ in range(NUM_REPEATS)]))
-        if place in predicted:
-            alone.run("alone", predicted[place], took, whole)
-        habit.run("habit", HABIT * last.get(place[:2], whole), took, whole)
-        last[place[:2]] = took
-    found: dict[str, Any] = {
-        "wasted_mib": service.wasted_mib,
-        "used_mib": service.used_mib,
-        "habit_wasted_mib": habit.wasted_mib,
-    }
-    found["died_of"] = died_of
-    for tally, names in (
-        (again, ("again",)),
-        (service, ("kept", "predicted", "nothing")),
-        (alone, ("alone",)),
-        (habit, ("habit",)),
-    ):
-        for name in names:
-            found |= {f"{name}_asked": tally.asked[name], f"{name}_died": tally.died[name]}
+def predictions() -> dict[Place, tuple[Interval, bool]]:
+    """What is predicted by the newest rows, and whether the predictor was not developed on its model."""
+    found = {}
+    for row in load_rows("cards", "cpu"):
+        driver_bytes = CARDS[row["card"]].driver_mib * MIB
+        sizes = (row[key] - driver_bytes for key in ("low_bytes", "predicted_bytes", "high_bytes"))
+        one = Interval(**dict(zip(("low", "value", "high"), sizes, strict=True)))
+        found[row["job"], row["card"], row["batch"]] = one, row["known"] == "held out"
     return found
 
 
-def _asked_mib(runs: Sequence[float]) -> float:
-    """What ``predict`` says to ask for where a search measured these."""
-    sizes = [round(mib * MIB) for mib in runs]
-    return Peak(process=max(sizes), spread=max(sizes) - min(sizes) or None).next_bytes(MARGIN) / MIB
+class Cluster:
+    """One order of jobs, and what is known of them."""
+
+    def __init__(
+        self, runs: Mapping[Place, list[float]], predicted: Mapping[Place, tuple[Interval, bool]], seed: int
+    ) -> None:
+        self._runs, self._predicted, self._generator = runs, predicted, random.Random(seed)
+        self._by_job: dict[str, list[Place]] = defaultdict(list)
+        self._ratios: dict[tuple[str, bool], list[float]] = defaultdict(list)
+        """Of a job on cards of one make: of each place with several rows, these over their median."""
+        for place, row in runs.items():
+            self._by_job[place[0]].append(place)
+            if len(row) > 1:
+                self._ratios[self._of_make(place)] += [mib / statistics.median(row) for mib in row]
+        self._plans: dict[str, list[tuple[str, Plan]]] = defaultdict(list)
+        self._kept: dict[str, Predicted] = defaultdict(lambda: Predicted(fingerprint=FINGERPRINT, owner="ann"))
+        self._golden = load_plan(HERE.parent / "tests" / "golden" / "plan.yaml")
+        self._searched: set[Place] = set()
+
+    def run(self) -> dict[str, Any]:
+        """What each way of asking comes to."""
+        service, again, alone, held_out, batch_habit, habit = (Tally() for _ in range(6))
+        died_of = Counter[str]()
+        last: dict[tuple[str, ...] | Place, float] = {}
+        for _ in range(NUM_JOBS):
+            place = self._generator.choice(self._by_job[self._generator.choice(sorted(self._by_job))])
+            took, whole = self._draw(place), float(CARDS[place[1]].memory_mib)
+            by_habit = HABIT * last.get(place, whole)
+            how, asked = self._ask(place)
+            service.run(how, by_habit if asked is None else asked, took, whole)
+            if how == "measured" and asked is not None:
+                if self._of_make(place) in self._ratios:
+                    again.run("again", asked, took, whole)
+                died_of.update(["{} on {}, batch {}".format(*place)] * (took > min(asked, whole)))
+            if place in self._predicted:
+                one, is_held_out = self._predicted[place]
+                alone.run("alone", one.high / MIB, took, whole)
+                if is_held_out:
+                    held_out.run("held_out", one.high / MIB, took, whole)
+            batch_habit.run("batch_habit", by_habit, took, whole)
+            habit.run("habit", HABIT * last.get(place[:2], whole), took, whole)
+            self._learn(place, took)
+            last[place] = last[place[:2]] = took
+        found: dict[str, Any] = {
+            "wasted_mib": service.wasted_mib,
+            "used_mib": service.used_mib,
+            "batch_habit_wasted_mib": batch_habit.wasted_mib,
+            "habit_wasted_mib": habit.wasted_mib,
+            "died_of": died_of,
+        }
+        for tally, names in (
+            (service, ("measured", "predicted", "unknown")),
+            (again, ("again",)),
+            (alone, ("alone",)),
+            (held_out, ("held_out",)),
+            (batch_habit, ("batch_habit",)),
+            (habit, ("habit",)),
+        ):
+            for name in names:
+                found |= {f"{name}_asked": tally.asked[name], f"{name}_died": tally.died[name]}
+        return found
+
+    def _draw(self, place: Place) -> float:
+        """MiB that a run takes."""
+        row = self._runs[place]
+        ratios = self._ratios.get(self._of_make(place), [1.0]) if len(row) == 1 else [1.0]
+        return min(self._generator.choice(row) * self._generator.choice(ratios), CARDS[place[1]].memory_mib)
+
+    def _ask(self, place: Place) -> tuple[str, float | None]:
+        """How much is known of it, and MiB to ask for; None where nothing is."""
+        job, card, batch = place[0], CARDS[place[1]], place[2]
+        kept = self._kept[job]
+        if place in self._predicted:  # an archive is asked about at its batch
+            kept = kept.and_then(_estimate(card, batch, self._predicted[place][0]))
+        known = known_on(card, None, self._plans[job], kept, batch)
+        return known.how, None if known.high_bytes is None else known.high_bytes / MIB
+
+    def _learn(self, place: Place, took_mib: float) -> None:
+        """What the run took is told; and a search measures the job there, if none has."""
+        job, card, batch = place[0], CARDS[place[1]], place[2]
+        size = round(took_mib * MIB)
+        run = Took(batch=batch, runs=1, least_bytes=size, most_bytes=size)
+        more = Predicted(fingerprint=FINGERPRINT, owner="ann", took={option_name(card): (run,)})
+        self._kept[job] = self._kept[job].and_then(more)
+        if not card.is_amd and place not in self._searched:
+            self._searched.add(place)
+            sizes = [round(self._draw(place) * MIB) for _ in range(NUM_REPEATS)]
+            self._plans[job].append(("0" * 16, self._plan(card, batch, sizes)))
+
+    def _plan(self, card: Card, batch: int, sizes: Sequence[int]) -> Plan:
+        """The golden plan, as if it had been measured so."""
+        plan = self._golden
+        assert plan.measured is not None
+        assert plan.environment is not None
+        assert plan.settings.batch is not None
+        spread = {"process": max(sizes), "spread": max(sizes) - min(sizes) or None}
+        measured = plan.measured.model_copy(update={"peak": plan.measured.peak.model_copy(update=spread)})
+        settings = plan.settings.model_copy(update={"batch": plan.settings.batch.model_copy(update={"micro": batch})})
+        environment = plan.environment.model_copy(update={"device": card.name})
+        return plan.model_copy(update={"measured": measured, "settings": settings, "environment": environment})
+
+    def _of_make(self, place: Place) -> tuple[str, bool]:
+        return place[0], CARDS[place[1]].is_amd
+
+
+def _estimate(card: Card, batch: int, process: Interval) -> Predicted:
+    fit = Fit(micro=batch, accumulate=1, tensors=process, process=process)
+    more = {"base_bytes": 0, "largest": fit, "smallest": None, "surely": batch, "phase": "", "module": "", "fills": ()}
+    one = Estimate(how="traced", reference=fit, seconds=0.0, **more)
+    return Predicted(fingerprint=FINGERPRINT, owner="ann", cards={option_name(card): one})
 
 
 def latency(num_searches: int, num_requests: int) -> dict[str, Any]:

@@ -24,6 +24,10 @@ _TRIED = Interval(low=0, value=100 * MIB, high=600 * MIB)
 focalnet's process took 80 to 630 MiB more on an L40S (milabench's rows)."""
 _TRIED_NEWER = Interval(low=0, value=1200 * MIB, high=1900 * MIB)
 """The same from Hopper on: 1,200 to 2,200 MiB on an H100, and 1,230 with one sample to a batch."""
+_MIOPEN = (0.8, 1.5)
+"""What convolutions on an AMD card take beside CUDA's, as shares: likely, and at most. Rows of one batch differ by up
+to twice, so that no rule is seen: those of milabench on an MI325X were 0 to 1.5 above, and 0.8 at the median. Of 351
+above 8 GiB, 15 exceed the 98th percentile of the other models', each model left out in turn: 14 are ConvNeXt's."""
 _NEWER = (9, 0)
 """Hopper's compute capability."""
 _NEAREST = 4
@@ -37,7 +41,7 @@ class Card:
     name: str
     """As people write it."""
     capability: tuple[int, int]
-    """CUDA compute capability."""
+    """CUDA compute capability; of AMD's as torch says it, 9.4 for gfx942."""
     memory_mib: int
     """What torch can have of it (``total capacity`` in its words for a full card), MiB."""
     driver_mib: int = 0
@@ -45,6 +49,9 @@ class Card:
     used."""
     context_mib: int = CONTEXT.value // MIB
     """What a CUDA context takes with torch's kernels loaded, MiB."""
+    is_amd: bool = False
+    """Whether it is AMD's, where torch calls HIP ``cuda``, and its allocator is the same (``c10/hip`` is made of
+    ``c10/cuda``)."""
 
     @property
     def device(self) -> Device:
@@ -64,7 +71,8 @@ class Card:
 
 
 # Readings are public: "t" is torch's total capacity in an issue, "s" nvidia-smi's total, and what the driver keeps of
-# it is known for a card of the same memory. Contexts of H100, H200 and L40S are fitted to milabench's rows of BERT.
+# it is known for a card of the same memory. Contexts of H100, H200, L40S and MI325X are fitted to milabench's rows of
+# BERT.
 CARDS = (
     Card("T4", (7, 5), 14_909),  # t: Zheng-Chong/CatVTON#133
     Card("V100-16GB", (7, 0), 16_158),  # t: googlecolab/colabtools#2001
@@ -88,6 +96,7 @@ CARDS = (
     Card("H100 NVL", (9, 0), 95_232, context_mib=650),  # t: ali-vilab/VACE#56
     Card("H200", (9, 0), 143_221, 550, 800),  # s: 143,771, milabench's readings; as the H100
     Card("B200", (10, 0), 182_630, context_mib=650),  # pytorch/ao#4002: CUDA's total; the H100's context
+    Card("MI325X", (9, 4), 262_128, 16, 2200, True),  # t: vllm's 255.98 GiB; s: 262,144, milabench's largest readings
     Card("RTX 5090", (12, 0), 32_112),  # t: TrajectoryCrafter/TrajectoryCrafter#20
 )
 """By generation, then by memory."""
@@ -112,7 +121,11 @@ def on_device(device: Device, has_convolutions: bool, tries_kernels: bool = Fals
     """
     if device.type == "cpu":
         return {"target": "cpu"}
-    context = _context(recognised(device.name))
+    card = recognised(device.name)
+    context = _context(card)
+    if card is not None and card.is_amd:
+        more = {"workspaces": _MIOPEN} if has_convolutions else {}
+        return {"target": "cuda", "capability": device.capability, "context": context, **more}
     if has_convolutions:
         context = context.with_part(_CUDNN)
         if tries_kernels:
@@ -159,4 +172,4 @@ def option_name(card: Card) -> str:
 
 def _key(text: str) -> str:
     """A name without what people leave out: the vendor, the brand, spaces and dashes."""
-    return re.sub(r"nvidia|geforce|tesla|quadro|rtx|[^a-z0-9]", "", text.lower())
+    return re.sub(r"nvidia|geforce|tesla|quadro|rtx|amd|instinct|[^a-z0-9]", "", text.lower())

@@ -86,6 +86,8 @@ class _Options(_Frozen):
     """Of a CUDA device; None where any is thought of."""
     context: Interval = CONTEXT
     """What a CUDA device charges the process beside what its allocator reserves."""
+    workspaces: tuple[float, float] = (0.0, 0.0)
+    """What a library of kernels keeps of the device beside what is traced, as shares of it: likely, and at most."""
     limit_bytes: PositiveInt | None = None
     """What the device may charge the process; None chooses nothing by it."""
     largest_of: Largest | None = None

@@ -108,6 +108,11 @@ def _notes(found: CardsEstimation) -> Iterator[str]:
         "surely: at the upper end of the interval. No card was asked: kernels are a CPU's, with a GPU's attention, "
         "dropout and optimizer. Memory is what torch can have of a card that nothing else uses"
     )
+    if found.facts.conv_dims and (amd := [row.card.name for row in found.rows if row.card.is_amd]):
+        yield (
+            f"{', '.join(amd)}: what convolutions take there differs from run to run, by public rows of one card: the "
+            "interval is wide"
+        )
     if found.facts.shapes_vary:
         num_samples = found.facts.lengths.read if found.facts.lengths else 64
         yield f"shapes vary: every batch is one of the largest of {num_samples:,} samples"

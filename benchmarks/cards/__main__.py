@@ -176,7 +176,7 @@ def _predictor(name: str, card: Card) -> Predictor:
     on_card = on_device(card.device, convolves, job.tries_kernels)
     options = EstimateOptions(
         settings=job.settings,
-        **on_card | {"context": on_card["context"].plus(OLDER_CUDNN * convolves)},
+        **on_card | {"context": on_card["context"].plus(OLDER_CUDNN * (convolves and not card.is_amd))},
         reference_batch=2**20 if job.has_gradients_in_forward else 1,
         is_held=job.has_gradients_in_forward,
     )

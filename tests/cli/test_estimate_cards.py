@@ -144,6 +144,15 @@ def test_a_card_that_lacks_what_the_task_states_is_named(stated: str, told: str)
     assert "lack" not in words(on("l4,h100", Says(precision=stated)), 200)
 
 
+def test_of_an_amd_card_convolutions_are_said_to_be_unsure():
+    """What they take beside CUDA's is asked about as well."""
+    executor = Says(conv_dims=(2,))
+    assert "MI325X: what convolutions take there differs" in words(on("mi325x,h100", executor), 200)
+    assert {one.capability: one.workspaces for one in executor.asked} == {(9, 4): (0.8, 1.5), (9, 0): (0.0, 0.0)}
+    for cards, dims in (("mi325x", ()), ("h100", (2,))):
+        assert "differs" not in words(on(cards, Says(conv_dims=dims)), 200)
+
+
 def test_one_card_is_looked_at_with_each_technique():
     """It has its own capability, memory and context; another of which only the memory is known has none."""
     for given, capability, context in (({"card": "t4"}, (7, 5), 512), ({"device_memory_bytes": 2**34}, None, 512)):

@@ -27,6 +27,7 @@ def test_every_card_is_found_by_its_own_name_alone():
         ("a6000, a6000", ["RTX A6000"]),
         ("v100-16gb", ["V100-16GB"]),
         ("h100nvl", ["H100 NVL"]),
+        ("AMD Instinct MI325X", ["MI325X"]),
     ],
 )
 def test_what_people_leave_out_of_a_name_is_not_missed(asked: str, names: list[str]):
@@ -89,7 +90,18 @@ def test_trying_every_kernel_loads_all_of_cudnns(name: str, more: int):
 def test_a_driver_keeps_what_nvidia_smi_counts_as_used():
     """81,559, 143,771 and 46,068 MiB are nvidia-smi's totals."""
     totals = {card.name: card.memory_mib + card.driver_mib for card in CARDS if card.driver_mib}
-    assert totals == {"L40": 46_068, "L40S": 46_068, "H100": 81_559, "H200": 143_771}
+    assert totals == {"L40": 46_068, "L40S": 46_068, "H100": 81_559, "H200": 143_771, "MI325X": 262_144}
+
+
+def test_an_amd_card_has_no_cudnn_and_what_its_convolutions_take_is_a_share():
+    """1,688 MiB above the context of a card of which no more is known; beside it 0.8 of what a CUDA card takes, and 1.5
+    at most, where there are convolutions."""
+    (card,) = find_cards("MI325X")
+    device = card.device.model_copy(update={"name": "AMD Instinct MI325X"})
+    plain = {"target": "cuda", "capability": (9, 4), "context": CONTEXT.plus((2200 - 512) * MIB)}
+    assert on_device(device, has_convolutions=False) == plain
+    assert on_device(device, True, True) == {**plain, "workspaces": (0.8, 1.5)}
+    assert [one.name for one in CARDS if one.is_amd] == [card.name]
 
 
 def test_names_are_as_a_driver_would_have_them():

@@ -170,11 +170,14 @@ and so each step after."""
 
 @pytest.mark.parametrize(
     ("capability", "low", "value"),
-    [((8, 6), 20, 20), ((9, 0), 64, 64), ((10, 0), 64, 64), ((12, 0), 64, 64), ((7, 5), 20, 20), (None, 20, 64)],
+    [
+        *(((8, 6), 20, 20), ((9, 0), 64, 64), ((10, 0), 64, 64), ((12, 0), 64, 64), ((7, 5), 20, 20), (None, 20, 64)),
+        ((9, 4), 256, 256),
+    ],
 )
 def test_a_process_is_a_context_cublas_and_segments(capability, low, value):
-    """cuBLAS is given 8.125 MiB twice, in one segment of 20; or 32 twice on Hopper and Blackwell. Which, where the card
-    is not known, the interval leaves open."""
+    """cuBLAS is given 8.125 MiB twice, in one segment of 20; or 32 twice on Hopper and Blackwell; hipBLAS 128 twice on
+    AMD's gfx942. Which, where the card is not known, the interval leaves open."""
     found = process(step(), capability)
     assert found.value == CONTEXT + value * MIB + RESERVED
     assert found.high == MOST_CONTEXT + value * MIB + RESERVED
@@ -202,6 +205,18 @@ def test_a_workspace_in_forward_may_save_a_segment_so_that_the_upper_end_does_wi
     found = process(Trace(tuple(made), (Span(Phase.FORWARD, 0), Span(Phase.BACKWARD, 5)), 9), (9, 0))
     assert found.value == CONTEXT + (64 + 24) * MIB
     assert found.high == MOST_CONTEXT + (64 + 12 + 12 + 24) * MIB
+
+
+def test_what_a_library_keeps_is_a_share_of_what_is_reserved():
+    """256 MiB for hipBLAS and 66 of the step: half as much again, and as much again at the upper end."""
+    peak = step().peak_bytes()
+    options = EstimateOptions(target="cuda", capability=(9, 4), workspaces=(0.5, 1.0))
+    found = process_interval(step(), Interval(low=peak, value=peak, high=peak), options, 0)
+    assert (found.low, found.value, found.high) == (
+        LEAST_CONTEXT + 322 * MIB,
+        CONTEXT + 483 * MIB,
+        MOST_CONTEXT + 644 * MIB,
+    )
 
 
 def test_what_is_reserved_is_in_proportion_to_the_tensors_peak():

@@ -36,6 +36,10 @@ _CUBLAS = 2 * 4 * MIB + 8 * 16 * 1024
 """cuBLAS's workspace, ``:4096:2:16:8``. Source: aten/src/ATen/cuda/CublasHandlePool.cpp."""
 _CUBLAS_NEWER = 32 * MIB
 """The same on Hopper and Blackwell."""
+_CUBLAS_AMD = 128 * MIB
+"""hipBLAS's on gfx942; the same source."""
+_AMD = (9, 4)
+"""What torch says for gfx942's compute capability."""
 _NEWER = (9, 10, 12)
 """Major compute capabilities of Hopper and Blackwell."""
 _LEAST, _MOST = (8, 0), (9, 0)
@@ -151,6 +155,9 @@ def process_interval(trace: Trace, tensors: Interval, options: EstimateOptions, 
     least = _Replays(_bare(trace, *Phase), _cublas_bytes(capability or _LEAST))
     value = charged(whole, tensors.value, context.value)
     high = max(value, *(charged(one, tensors.high, context.high) for one in (whole, lean)))
+    likely, at_most = options.workspaces
+    value += round(likely * (value - context.value))
+    high += round(at_most * (high - context.high))
     most = high + possible_bytes
     return Interval(
         low=min(value, charged(least, tensors.low, context.low)),
@@ -187,6 +194,8 @@ class _Replays:
 
 
 def _cublas_bytes(capability: tuple[int, int]) -> int:
+    if capability == _AMD:
+        return _CUBLAS_AMD
     return _CUBLAS_NEWER if capability[0] in _NEWER else _CUBLAS
 
 

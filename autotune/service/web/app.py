@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ...distribution import VERSION
 from ..estimator import Estimator
+from ..predictions import Predictions
 from ..problems import Problem
 from ..service import Service, forget_old
 from ..store.database import words_of
@@ -74,6 +75,7 @@ def make_app(
     )
     app.state.service = service
     app.state.estimator = Estimator(service.places, service.runner.options)
+    app.state.predictions = Predictions(service.database, service.places.predictions)
     app.state.reads = Reads(service.searches)
     app.state.access = Access(service.tokens, None if requests_per_s is None else RequestLimit(requests_per_s))
     metrics = Metrics(service)
