@@ -18,8 +18,8 @@ from .single_layers import LAYERS
 from .technique_pairs import matrix
 
 Row = dict[str, Any]
-_MODEL_HEADER = "| model | kept by stock, MiB | peer | here | peak: peer | here | time: peer | here |"
-_LAYER_HEADER = "| layer | stock | peer | here | peak | time |"
+_MODEL_HEADER = "|model|kept by stock, MiB|peer|here|peak: peer|here|time: peer|here|"
+_LAYER_HEADER = "|layer|stock|peer|here|peak|time|"
 
 
 _DOCS = HERE.parent / "docs"
@@ -80,7 +80,7 @@ def _newest(kind: str, of: str) -> dict[tuple[str, str], Row]:
 
 def _table(header: str, rows: Iterable[Iterator[str]]) -> str:
     rule = "|" + "---|" * (header.count("|") - 1)
-    return "\n".join([header, rule, *(f"| {' | '.join(cells)} |" for cells in rows)])
+    return "\n".join([header, rule, *(f"|{'|'.join(cells)}|" for cells in rows)])
 
 
 def _model_cells(name: str, row: Row) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the advice of two guides and a paper does to the peak and the time of a training step, on five jobs.
+"""What the advice of two guides and a paper does to the peak and the time of a training step, on six jobs.
 
     python -m benchmarks.advice --keep
     python -m benchmarks.advice --only blocks --model ViT

@@ -65,7 +65,8 @@ def _resnet(*depths: int) -> nn.Module:
     return ResNetForImageClassification(ResNetConfig(depths=[*depths], num_labels=10)).train()
 
 
-def _vit(num_blocks: int = 6) -> nn.Module:
+def vit(num_blocks: int = 6) -> nn.Module:
+    """On small images, untrained."""
     from transformers import ViTConfig, ViTForImageClassification
 
     size = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768, "image_size": SIDE}
@@ -102,12 +103,12 @@ JOBS: dict[str, Callable[[], Task]] = {
     ),
     "U-Net": lambda: Task(UNet, lambda: _images(_masks), _loss_of_images, build_optimizer=_adamw, batch_size=4),
     "ViT": lambda: Task(
-        _vit,
+        vit,
         lambda: _images(_classes),
         _loss_of_images,
         build_optimizer=_adamw,
         batch_size=2,
-        variants={"half": lambda: _vit(3)},
+        variants={"half": lambda: vit(3)},
     ),
     "embedding": lambda: Task(
         embeddings.Classifier,

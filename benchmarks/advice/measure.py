@@ -18,29 +18,31 @@ from torch import nn
 
 import autotune
 from autotune import Plan, Task
-from autotune.plan import Budget
+from autotune.plan import Budget, Inference
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.units import MIB
 
 from ..steps import dynamic_peak_bytes, ratios_of, take_turns
+from .edits import Edit
 from .jobs import JOBS
-from .known import ADVICE, Edit
+from .known import ADVICE, Advice
 
 _ROUNDS = 3
 """Of a step of each."""
 
 
 class OptimizerStep:
-    """An optimizer step of a job, with the samples that its loader yields."""
+    """An optimizer step of a job, or its pass in inference, with the samples that its loader yields."""
 
     def __init__(self, plan: Plan, task: Task) -> None:
-        self.training = autotune.apply(plan, task)
+        self.training: Any = autotune.apply(plan, task)
+        self._run = self.training.step if plan.inference is None else self.training.infer
         self._batches = self._endless()
 
     def __call__(self) -> None:
         for _ in range(self.training.batch.accumulate):
-            self.training.step(next(self._batches))
+            self._run(next(self._batches))
 
     def _endless(self) -> Iterator[Any]:
         while True:
@@ -57,17 +59,20 @@ class Job:
         assert size is not None, "each job states it"
         self._size = size
         self._task = dataclasses.replace(task, build_dataset=lambda: dataset)  # in memory before: part of no peak
-        self._stock: dict[Edit | None, tuple[OptimizerStep, int]] = {}
+        self._stock: dict[Any, tuple[OptimizerStep, int]] = {}
+        """The last that was built, by what it has of its own."""
 
     def measure(self, key: str) -> dict[str, Any]:
         """A row: one piece of advice beside the stock step."""
         advice = ADVICE[key]
-        edit = advice.of_both
-        if edit not in self._stock:
-            self._stock[edit] = _built({"batch": Batch(micro=self._size)}, _edited(self._task, edit))
+        own = (advice.of_both, advice.optimizer, advice.infers)
+        if own not in self._stock:
+            self._stock.clear()
+            self._stock[own] = built({"batch": Batch(micro=self._size)}, self._task_of(advice, advice.of_both))
         batch = advice.batch(self._size)
-        stock, stock_peak = self._stock[edit]
-        advised, peak = _built({"batch": batch, **advice.settings}, _edited(self._task, edit, advice.edit))
+        stock, stock_peak = self._stock[own]
+        task = self._task_of(advice, advice.of_both, advice.edit)
+        advised, peak = built({"batch": batch, **advice.settings}, task)
         steps = {"stock": stock, "advised": advised}
         clock = time.perf_counter if {"data_loading", "offload"} & advice.settings.keys() else time.process_time
         seconds = take_turns(steps, _ROUNDS, clock)
@@ -85,24 +90,28 @@ class Job:
             "time_spread": [round(min(ratios), 3), round(max(ratios), 3)],
         }
 
+    def _task_of(self, advice: Advice, *edits: Edit | None) -> Task:
+        """The task with what torch's own calls do to its model, with the optimizer and of the kind that both have."""
 
-def _edited(task: Task, *edits: Edit | None) -> Task:
-    """The task with what torch's own calls do to its model."""
+        def build_model() -> nn.Module:
+            model = self._task.build_model()
+            for edit in edits:
+                if edit is not None:
+                    edit(model)
+            return model
 
-    def build_model() -> nn.Module:
-        model = task.build_model()
-        for edit in edits:
-            if edit is not None:
-                edit(model)
-        return model
-
-    return dataclasses.replace(task, build_model=build_model)
+        build_optimizer = advice.optimizer or self._task.build_optimizer
+        task = dataclasses.replace(
+            self._task, build_model=build_model, build_optimizer=build_optimizer, infer=self._task.compute_loss
+        )
+        return task.for_inference() if advice.infers else task
 
 
-def _built(settings: dict[str, Any], task: Task) -> tuple[OptimizerStep, int]:
+def built(settings: dict[str, Any], task: Task) -> tuple[OptimizerStep, int]:
     """The step, and all its tensors at their peak, those included that the training holds between steps."""
     found: list[OptimizerStep] = []
-    plan = Plan(settings=Settings.model_validate(settings), budget=Budget(device="cpu"))
+    inference = Inference(tolerance=0.05) if task.infers else None
+    plan = Plan(settings=Settings.model_validate(settings), budget=Budget(device="cpu"), inference=inference)
 
     def prepare() -> None:
         found.append(OptimizerStep(plan, task))

@@ -3,6 +3,8 @@ predicted for a card."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import statistics
 import time
 import warnings
@@ -13,15 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autotune import Plan
+from autotune import Plan, layers
+from autotune.errors import PlanError
 from autotune.estimates.memory_model import fit_memory_model
 from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
 from autotune.units import MIB
 
-from ..steps import ratios_of, take_turns
-from . import ranks
-from .jobs import JOBS
+from ..steps import Step, ratios_of, take_turns
+from . import processes, ranks
+from .jobs import JOBS, SIDE, vit
 from .known import ON_A_CARD
+from .measure import built
 
 SHAPES = {"char GPT": (768, 192), "GPT-2": (3072, 768), "ViT": (768, 192)}
 """Outputs and inputs of a feed-forward layer."""
@@ -93,28 +98,65 @@ def count_gradients(name: str) -> dict[str, Any]:
 
 
 def predict_card(name: str) -> dict[str, Any]:
-    """All tensors of a step at their peak on a card, and what plans make of it; nothing runs."""
+    """All tensors of a step at their peak on a card, and what plans make of it; nothing runs. None is a plan that the
+    model cannot have."""
     task = JOBS[name]()
     size = task.batch_size
     assert size is not None, "each job states it"
 
-    def peak_bytes(settings: dict[str, Any]) -> float:
+    def peak_bytes(settings: dict[str, Any]) -> float | None:
         plan = Plan(settings=Settings.model_validate(settings))
-        return max(fit_memory_model(plan, task, target="cuda", few=size).at(size).live_bytes())
+        try:
+            return max(fit_memory_model(plan, task, target="cuda", few=size).at(size).live_bytes())
+        except PlanError:
+            return None
 
     stock = peak_bytes({})
-    ratios = {key: peak_bytes(settings) / stock for key, (_, settings) in ON_A_CARD.items()}
+    assert stock is not None, "it is the job as it stands"
+    found = {key: peak_bytes(settings) for key, (_, settings) in ON_A_CARD.items()}
     return {
         "part": "predicted",
         "model": name,
         "peak_mib": round(stock / MIB, 1),
-        "peak_ratio": {key: round(ratio, 3) for key, ratio in ratios.items()},
+        "peak_ratio": {key: None if peak is None else round(peak / stock, 3) for key, peak in found.items()},
     }
+
+
+_CONVOLUTIONS, _WIDTH, _BLOCKS = (4, 8, 16), 16, (3, 6, 12)
+
+
+def grow_convolutions(_: str) -> dict[str, Any]:
+    """What frozen convolutions keep for backward, by how many there are, with torch's and with saving layers."""
+
+    def kept_mib(number: int, convert: bool) -> float:
+        model = nn.Sequential(*(nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1) for _ in range(number))).requires_grad_(False)
+        x = torch.randn(8, _WIDTH, SIDE, SIDE, requires_grad=True)
+        run = lambda model: model(x).sum()  # noqa: E731
+        step = Step(layers.convert(model, run) if convert else model, run)
+        return round(step.kept_bytes() / MIB, 2)
+
+    found = {key: [kept_mib(number, key == "exact") for number in _CONVOLUTIONS] for key in ("stock", "exact")}
+    return {"part": "depth", "model": "convolutions", "layers": [*_CONVOLUTIONS], "kept_mib": found}
+
+
+def grow_blocks(name: str) -> dict[str, Any]:
+    """The peak with all blocks recomputed over stock's, by how many there are."""
+    size, ratios = JOBS[name]().batch_size, []
+    assert size is not None, "each job states it"
+    for number in _BLOCKS:
+        task = dataclasses.replace(JOBS[name](), build_model=functools.partial(vit, number))
+        settings = {"batch": Batch(micro=size)}
+        stock, recomputed = (built({**settings, **one}, task)[1] for one in ({}, {"checkpointing": {"kind": "blocks"}}))
+        ratios.append(round(recomputed / stock, 3))
+    return {"part": "deep", "model": name, "blocks": [*_BLOCKS], "peak_ratio": ratios}
 
 
 OTHERS: dict[str, tuple[Callable[[str], dict[str, Any]], tuple[str, ...]]] = {
     "weights": (measure_weights, (*SHAPES,)),
     "ranks": (ranks.measure, ("char GPT", "U-Net", "ViT")),
+    "processes": (processes.measure, ("char GPT", "U-Net", "ViT")),
+    "depth": (grow_convolutions, ("U-Net",)),
+    "deep": (grow_blocks, ("ViT",)),
     "quantized": (count_gradients, ("char GPT", "ViT", "embedding")),
     "predicted": (predict_card, ("char GPT", "ViT", "U-Net", "embedding", "GPT-2")),
 }

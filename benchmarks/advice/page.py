@@ -9,6 +9,7 @@ from typing import Any
 from ..rows import load_rows
 from .known import ADVICE, ALL, ON_A_CARD
 from .other import OTHERS, SHAPES
+from .processes import KINDS
 from .ranks import HOOKS
 
 Row = dict[str, Any]
@@ -16,6 +17,7 @@ Made = tuple[str, Iterable[Iterator[str]]]
 """A table's header, and its rows' cells."""
 _PEAK, _TIME = 0.03, 0.05
 """Relative changes at the median of jobs that are more than none."""
+_CELL = ("peak_ratio", "time_ratio", "time_spread")
 _WEIGHTS = {"csr": "CSR, 90 % zeros", "bsr": "BSR, 90 % zeros", "int8": "8 bits (`quantize_dynamic`)"}
 
 
@@ -90,19 +92,32 @@ def _ranks_cells(key: str, words: str, found: dict[tuple[str, str], Row]) -> Ite
         yield f"{row['bytes_ratio'][key]:.2f}·{row['time_ratio'][key]:.2f} ({low:.2f}–{high:.2f})·{last / whole:.2f}"
 
 
+def _processes() -> Made:
+    found = _newest("processes")
+    models = OTHERS["processes"][1]
+    return _made(("processes", *models), (_process_cells(key, words, found) for key, (words, _) in KINDS.items()))
+
+
+def _process_cells(key: str, words: str, found: dict[tuple[str, str], Row]) -> Iterator[str]:
+    yield words
+    for model in OTHERS["processes"][1]:
+        row = found["", model]
+        yield "refused" if key in row["refused"] else _cell({name: row[name][key] for name in _CELL})
+
+
 def _card() -> Made:
     found = _newest("predicted")
     models = OTHERS["predicted"][1]
     rows = [["stock, MiB", *(f"{found['', model]['peak_mib']:.0f}" for model in models)]]
     rows += [
-        [words, *(f"{found['', model]['peak_ratio'][key]:.2f}" for model in models)]
+        [words, *("" if (ratio := found["", model]["peak_ratio"][key]) is None else f"{ratio:.2f}" for model in models)]
         for key, (words, _) in ON_A_CARD.items()
     ]
     return _made(("predicted", *models), map(iter, rows))
 
 
 def _made(header: tuple[str, ...], rows: Iterable[Iterator[str]]) -> Made:
-    return f"| {' | '.join(header)} |", rows
+    return f"|{'|'.join(header)}|", rows
 
 
 def _newest(part: str) -> dict[tuple[str, str], Row]:
@@ -114,6 +129,7 @@ TABLES: dict[str, Callable[[], Made]] = {
     "advice": _steps,
     "advice: weights": _weights,
     "advice: ranks": _ranks,
+    "advice: processes": _processes,
     "advice: card": _card,
 }
 """By the names that the page has."""

@@ -134,7 +134,7 @@ class _Step:
         self._task = task
         assert task.build_optimizer is not None, "each job has its own"
         self._optimizer = task.build_optimizer([*model.parameters()])
-        self._batches = _batches(task, rank)
+        self._batches = batches_of(task, rank)
         self.losses: list[float] = []
 
     def __call__(self) -> None:
@@ -148,7 +148,7 @@ class _Step:
         self.losses.append(float(both) / dist.get_world_size())
 
 
-def _batches(task: Task, rank: int) -> Iterator[Any]:
+def batches_of(task: Task, rank: int) -> Iterator[Any]:
     dataset, size = task.build_dataset(), task.batch_size
     assert size is not None, "each job states it"
     for first in itertools.count(rank * size, 2 * size):

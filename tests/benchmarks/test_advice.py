@@ -8,7 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.advice.known import ADVICE, ALL, Edit, in_place, keep_outputs, mask_weights, share_blocks
+from autotune.techniques import TECHNIQUES
+from autotune.techniques.support.reversible.pair import declared
+from benchmarks.advice.edits import (
+    Edit,
+    in_place,
+    keep_outputs,
+    make_reversible,
+    mask_weights,
+    share_blocks,
+    train_adapters,
+    untie,
+)  # fmt: skip
+from benchmarks.advice.jobs import JOBS
+from benchmarks.advice.known import ADVICE, ALL
 from benchmarks.advice.page import verdict
 from benchmarks.steps import dynamic_peak_bytes
 
@@ -21,15 +34,48 @@ class Blocks(nn.Module):
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout()) for _ in range(3))
 
 
-def test_advice_is_measured_on_three_models_but_what_few_can_have():
-    assert [key for key, one in ADVICE.items() if len(one.models) < 3] == ["shared", "rows"]
+def test_advice_is_measured_on_three_models():
+    assert [key for key, one in ADVICE.items() if len(one.models) < 3] == []
     assert {model for one in ADVICE.values() for model in one.models} == {*ALL}
+
+
+def test_each_technique_has_a_row():
+    """Of the step's; a batch is a field of its own, processes have their own rows, and allocators change no tensors."""
+    rows = {name for one in ADVICE.values() for name in one.settings}
+    assert {*TECHNIQUES} - rows == {"batch", "parallel", "allocator"}
 
 
 def test_blocks_that_share_are_one():
     model = Blocks()
     share_blocks(model)
     assert sum(one.numel() for one in model.parameters()) == 4 * 4 + 4
+
+
+def test_reversible_blocks_have_the_jobs_weights_and_return_what_a_pair_returns():
+    model = JOBS["char GPT"]().build_model()
+    before = {id(one) for one in model.parameters()}
+    make_reversible(model)
+    assert {id(one) for one in model.parameters()} == before
+    assert declared(model) == ("blocks.0.pairs",)
+    pair: Any = model.get_submodule("blocks.0.pairs.0")
+    pair.f = pair.g = nn.Identity()
+    assert [one.item() for one in pair(torch.ones(1), torch.full((1,), 2.0))] == [3, 5]
+
+
+def test_adapters_alone_train():
+    """Four of rank 8, from 192 features to queries, keys and values of 192."""
+    model = JOBS["char GPT"]().build_model()
+    train_adapters(model)
+    assert sum(one.numel() for one in model.parameters() if one.requires_grad) == 4 * 8 * (192 + 3 * 192)
+
+
+def test_a_head_that_is_untied_has_the_same_weight_of_its_own():
+    model: Any = nn.Module()
+    model.words, model.lm_head = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+    model.lm_head.weight = model.words.weight
+    untie(model)
+    assert model.lm_head.weight is not model.words.weight
+    assert torch.equal(model.lm_head.weight, model.words.weight)
 
 
 def test_half_of_the_weights_are_masked():
