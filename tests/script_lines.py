@@ -6,14 +6,17 @@ import runpy
 import sys
 from pathlib import Path
 
+from autotune.estimates import CheapestOptions
 from autotune.measure import InspectOptions
 from autotune.plan import Plan
 from autotune.script.plan.applied import InScript
 from autotune.script.plan.hooks import ScriptHooks
 from autotune.script.refusal import Refused
+from autotune.script.trial.choosing import Choosing
 from autotune.script.trial.look import Look
 from autotune.techniques import Settings
-from autotune.workers import InspectRequest
+from autotune.workers import Failed, InspectRequest
+from autotune.workers.request import PredictRequest
 
 
 def run_here(path, monkeypatch, *arguments, observe=None, plan=None, task=None, **settings):
@@ -53,3 +56,31 @@ def look_here(path, monkeypatch, **options):
             raise
         return held.facts
     return found[0].facts if found else looks[0].finish().facts
+
+
+def choose_here(path, monkeypatch, limit_bytes=2**40):
+    """What fits the script, or why nothing can be said."""
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    found = []
+
+    def answer(outcome):
+        found.append(outcome)
+        raise SystemExit(0)
+
+    in_script = InScript(Plan(settings=Settings()), Path("plan.yaml"))
+    hooks = ScriptHooks(in_script)
+    options = CheapestOptions(
+        limit_bytes=limit_bytes, combinations=(Settings(),), choices=(Settings(checkpointing={"kind": "blocks"}),)
+    )
+    request = PredictRequest(id="x", task="script.py", device="cpu", options=options)
+    hooks.observer = Choosing(request, in_script, answer, hooks.remove)
+    hooks.install()
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except Refused as refused:
+        return refused.reason
+    except SystemExit:
+        pass
+    finally:
+        hooks.remove()
+    return found[0].message if isinstance(found[0], Failed) else found[0].found

@@ -138,7 +138,8 @@ def _notes(what: WhatToEstimate, output: Path, found: Cheapest, facts: Facts) ->
         yield f"start the job by `autotune run {output} -- {shlex.join(what.command)}`"
     yield from left_out(found, facts)
     if found.how == "probed":
-        yield f"by real steps at small batches: {found.reason}"
+        at = "at small batches" if what.command is None else "of a copy of the model, at the script's own batch"
+        yield f"by real steps {at}: {found.reason}"
     if what.command is not None and facts.batch_varies:
         yield "the script's batches vary: what is predicted is of the largest in its first steps"
     if facts.effective_batch_assumed:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import AutotuneError, Caught, PlanError, TaskError
 from ..estimates import Cheapest, CheapestOptions
@@ -55,6 +55,7 @@ class Job:
         optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None,
         loop: Loop,
         goes_on: bool = True,
+        held: tuple[Tensor, ...] = (),
     ) -> None:
         """
         Args:
@@ -63,8 +64,9 @@ class Job:
             optimizer: of the model's parameters, or a function of them; None is AdamW.
             loop: what it does.
             goes_on: whether the training goes on in this process, with what a choice leaves in it.
+            held: of a step, by the loop; they are traced.
         """
-        self._goes_on = goes_on
+        self._goes_on, self._held = goes_on, held
         self._model, self._batch, self._optimizer, self._loop = model, batch, optimizer, loop
         self._stand_ins = StandIns(model, optimizer)
         self._num_ranks = this_rank().size
@@ -126,7 +128,12 @@ class Job:
                 found = cheapest(task, *self._beside(options.model_copy(update=alone), is_here))
                 return found.model_copy(update={"reason": said})
             error = raised.take()
-            raise TaskError(f"fit: the model does not take this batch: {type(error).__name__}: {error}") from error
+            why = f"{type(error).__name__}: {error}"
+            if self._goes_on:
+                raise TaskError(f"fit: the model does not take this batch: {why}") from error
+            raise TaskError(
+                f"the script's step cannot be made again as it was seen: {why}. `autotune search` measures it."
+            ) from error
 
     def _by_traces(self, options: CheapestOptions, is_here: bool) -> Cheapest:
         task, memory_models = self._task, _Traced(self._task, None, options.target)
@@ -148,7 +155,9 @@ class Job:
         kind = options.target
         optimizer = self._optimizer if isinstance(self._optimizer, torch.optim.Optimizer) else None
         state = [] if optimizer is None else [*optimizer.state.values()]
-        tensors = itertools.chain(self._model.parameters(), self._model.buffers(), tensors_in([self._batch, state]))
+        grads = [p.grad for p in self._model.parameters() if p.grad is not None]
+        more_tensors = tensors_in([self._batch, state, grads, self._held])
+        tensors = itertools.chain(self._model.parameters(), self._model.buffers(), more_tensors)
         parts = itertools.chain.from_iterable(map(dense_parts, tensors))
         there = (one.untyped_storage() for one in parts if one.device.type == kind)
         own = sum({one._cdata: one.nbytes() for one in there}.values())

@@ -37,6 +37,8 @@ class Loop:
     """What forward and loss compute in; None is the model as it stands."""
     blocks: tuple[str, ...] = ()
     """Module paths of the model's blocks; none are found."""
+    takes_fewer: bool = True
+    """Whether the loss is one of fewer samples, too; else sizes of the batch are a part of it."""
 
     @property
     def batch(self) -> Batch:
@@ -78,10 +80,10 @@ def traced_task(stand_ins: StandIns, batch: Any, loop: Loop) -> Task:
 
 
 def probed_task(stand_ins: StandIns, batch: Any, loop: Loop) -> Task:
-    """Of real steps over copies: with a few of the batch's samples where it has more."""
+    """Of real steps over copies: with a few of the batch's samples where it has more, and the loss takes them."""
     here = _on_cpu(batch)
     num_samples = samples_in(here)
-    if num_samples < _FEWEST:
+    if num_samples < _FEWEST or not loop.takes_fewer:
         return loop.task(stand_ins, stand_ins.build_real_model, _whole(here), WHOLE)
 
     def rows(samples: list[int]) -> Any:

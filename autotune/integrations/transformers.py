@@ -232,10 +232,17 @@ def _check(trainer: Any) -> None:
 
 def _check_loader(plan: Plan, loader: Any) -> None:
     """A Trainer may build its loader otherwise than by its arguments."""
-    batch = plan.settings.batch
-    found: int | None = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
-    if batch is not None and found not in (None, batch.micro):
+    batch, sampler = plan.settings.batch, loader.batch_sampler
+    found: int | None = getattr(sampler, "batch_size", None) or loader.batch_size
+    if batch is None or found == batch.micro:
+        return
+    if found is not None:
         raise PlanError(f"the Trainer's loader yields batches of {found}, and the plan trains on {batch.describe()}.")
+    if sampler is not None:
+        raise PlanError(
+            f"the Trainer's loader makes batches of any size ({type(sampler).__name__}), and the plan trains on "
+            f"{batch.describe()}. Use another train_sampling_strategy, or leave batch out of the plan."
+        )
 
 
 def written(plan: Plan) -> str:

@@ -112,6 +112,7 @@ REPLACED: dict[str, Held] = {
     "techniques/support/tf32.py:torch.backends.cuda.matmul.allow_tf32": Held("TF32 is process-wide", "a next plan"),
     "techniques/support/tf32.py:torch.backends.cudnn.allow_tf32": Held("TF32 is process-wide", "a next plan"),
     "workers/trial/child.py:sys.argv": Held("a task sees its own file", _PROCESS),
+    "script/trial/choosing.py:nn.Module.__call__": Held("calls without gradients are counted", "hooks are removed"),
     "workers/trial/spawn.py:os.environ": Held("a script's process is told its trial", _PROCESS),
 }
 """Of other libraries and of Python: what stands in the place of theirs, and hooks that see every object."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Ended, environment
+from command_line import Ended, autotune, environment
 from screen import printed
 
 from autotune.plan import load_plan
@@ -194,3 +194,56 @@ def test_a_script_that_cannot_be_fitted_is_told_why(body, options, code, words, 
     assert (ended.returncode, ended.stdout) == (code, ""), ended.stderr
     assert words in ended.stderr
     assert not (tmp_path / "plan.yaml").exists()
+
+
+AWKWARD = """
+import multiprocessing, subprocess
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    for line in range(100_000):
+        print("line", line, "x" * 60)
+    print(pool.map(abs, range(-9, 0)), file=sys.stderr)
+    while True:
+        try:
+            train()
+        except BaseException as error:
+            print("goes on after", type(error).__name__, file=sys.stderr)
+"""
+ONE_STEP = """
+def train():
+    for x in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+SHARED = (
+    """
+torch.distributed.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(model)
+"""
+    + LOOP
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "launcher", "code", "words"),
+    [
+        (ONE_STEP + AWKWARD, (sys.executable,), 0, ""),
+        (SHARED, (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"), 0, ""),
+        (
+            SHARED,
+            (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+            2,
+            "the step of one process is traced, but the script trains in 2. Call `autotune.fit` in it",
+        ),
+    ],
+    ids=["forks, prints much and catches all", "torchrun of one", "torchrun of two"],
+)
+def test_whatever_a_script_does_nothing_of_it_is_left(body, launcher, code, words, tmp_path):
+    (tmp_path / "train.py").write_text(HEAD.replace("2**15", "2**8").replace("2**16", "2**10") + body)
+    ended = autotune("fit", "--budget", "8GiB", "--scratch=off", "--", *launcher, "train.py", "1000", cwd=tmp_path)
+    assert (ended.returncode, ended.left_behind) == (code, []), ended.stderr
+    assert words in ended.stderr
+    assert (tmp_path / "plan.yaml").exists() == (code == 0)
+    assert "line 99" not in ended.stderr + ended.stdout

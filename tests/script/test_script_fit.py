@@ -28,13 +28,13 @@ def foretold(settings, peak_mib):
     return Foretold(settings=settings, process=peak, step_s=1.0)
 
 
-def found(fits=True):
+def found(fits=True, **changes):
     least = foretold(RECOMPUTED, 300)
     return Cheapest(
         chosen=least if fits else None,
         stock=foretold(Settings(), 900),
         least=least,
-        how="traced",
+        **{"how": "traced", **changes},
         phase="backward",
         module="",
         fills=(Fill(kind="activation", module="", num_bytes=MIB),),
@@ -120,6 +120,12 @@ def test_where_batches_vary_the_plan_states_none_and_says_so():
     plan = fitted(Answers(Chosen(found=found()), batch_varies=True))
     assert plan.settings.batch is None
     assert any("batches vary" in note for note in plan.notes)
+
+
+def test_a_step_that_was_made_again_is_told():
+    outcome = Chosen(found=found(how="probed", reason="its step reads values"))
+    said = "by real steps of a copy of the model, at the script's own batch: its step reads values"
+    assert said in fitted(Answers(outcome)).notes
 
 
 def test_a_search_of_the_script_starts_from_its_plan(tmp_path, monkeypatch, in_memory):

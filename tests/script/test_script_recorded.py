@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.script.trial.recorded import Recorder
 
@@ -117,7 +118,7 @@ def test_what_cannot_be_recorded_is_told(script, why):
     assert recorder.why == why
 
 
-def test_what_the_script_holds_of_a_pass_is_let_go_and_held_again_until_backward():
+def test_what_the_script_holds_of_a_pass_is_left_to_it_and_held_again_until_backward():
     names = []
 
     def keeps_outputs(call, x):
@@ -125,9 +126,10 @@ def test_what_the_script_holds_of_a_pass_is_let_go_and_held_again_until_backward
         return (names[0] * 2).square().mean()
 
     found, recorder = recorded(keeps_outputs, MODEL, torch.randn(5, 6))
-    held = recorder.let_go()
+    held = tuple(recorder.held())
     assert held == found.operations[0].writes
-    assert names[0].numel() == 0
+    assert recorder.held()[held[0]] is names[0]
+    assert names[0].shape == (5, 3)
     made = []
     model = copy.deepcopy(MODEL)
     model.register_forward_hook(lambda module, args, output: made.append(weakref.ref(output)))
@@ -151,19 +153,68 @@ def test_a_block_that_ends_within_a_pass_is_told():
     assert torch.overrides._get_current_function_mode() is None
 
 
-def test_a_call_without_gradients_within_a_pass_is_told():
-    """Its memory would not be in the trace; between passes it is an evaluation."""
+def test_what_a_call_without_gradients_takes_is_taken_again_at_its_place():
+    """Before a pass as that begins; afterwards the next pass's."""
     recorder, x = Recorder(), torch.randn(5, 6)
+
+    def call_teacher(size):
+        with torch.no_grad(), recorder.beside("cpu"):
+            return (x.new_ones(size) + 1).sum().view(1)  # twice as much, then one number
+
     found = []
-    for within in (False, True, False):
+    for before, within in ((0, 0), (0, 90), (50, 0)):
+        if before:
+            call_teacher(before)
         recorder.called(MODEL, ((x,), {}))
         outputs = MODEL(x)
         recorder.returned(outputs)
         if within:
-            with torch.no_grad():
-                recorder.evaluated()
-        found.append(recorder.passed_back(outputs.square().mean()) is not None)
-        with torch.no_grad():
-            recorder.evaluated()
-    assert found == [True, False, True]
-    assert "called without gradients" in recorder.why
+            call_teacher(within)
+        found.append(recorder.passed_back(outputs.square().mean()))
+    plain, after, before = found
+    assert [[one.run and one.run.__name__ for one in each.operations] for each in found] == [
+        [None, "square", "mean"],
+        [None, "_take", "square", "mean"],
+        ["_take", None, "square", "mean"],
+    ]
+    assert [each.size for each in found] == [(30, 0), (30, 90 * 8), (30, 50 * 8)]
+    made = []
+    with MadeBytes(made):
+        assert torch.equal(after(MODEL, after.batch), plain(MODEL, plain.batch))
+    assert made.count(90 * 8) == 1
+    assert before(MODEL, before.batch).requires_grad
+
+
+class MadeBytes(TorchDispatchMode):
+    """Notes what ``new_empty`` makes."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.made = made
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.new_empty.default:
+            self.made.append(found.nbytes)
+        return found
+
+
+@pytest.mark.parametrize("passes_back", [lambda out: [out.mean(), out.sum()], lambda out: out.sum(1)])
+def test_what_is_not_one_number_is_told(passes_back):
+    recorder, x = Recorder(), torch.randn(5, 6)
+    recorder.called(MODEL, ((x,), {}))
+    outputs = MODEL(x)
+    recorder.returned(outputs)
+    assert recorder.passed_back(passes_back(outputs)) is None
+    assert (recorder.has_lost, recorder.why) == (True, "what is passed back is not one number")
+
+
+def test_a_pass_of_others_is_none_that_was_lost():
+    """A discriminator's, of what a generator has made."""
+    recorder, x = Recorder(), torch.randn(5, 6)
+    other = nn.Linear(3, 1)
+    recorder.called(MODEL, ((x,), {}))
+    outputs = MODEL(x)
+    recorder.returned(outputs)
+    assert recorder.passed_back(other(outputs.detach()).mean()) is None
+    assert not recorder.has_lost

@@ -128,6 +128,7 @@ BAD = {
         Failed,
         "sys.exit(2)",
     ),
+    "asks for input": ("input('name: ')\n", Failed, "EOF when reading a line. A script has no standard input here"),
     "a loss that is none": ("x = x * float('nan')\nwhile True: step()\n", NonFinite, "nan"),
     "a GAN": (
         "critic = nn.Linear(2, 1)\ntheirs = torch.optim.SGD(critic.parameters(), lr=0.1)\n"

@@ -243,6 +243,50 @@ class Tracer(Watch):
             made.died = self._moment
 
 
+class MostAlive:
+    """Most bytes at once of the storages that operations make within it, where nothing else of a step is known."""
+
+    def __init__(self, device_type: str) -> None:
+        """
+        Args:
+            device_type: whose memory is counted.
+        """
+        self.num_bytes = 0
+        """The most so far."""
+        self._device_type, self._alive = device_type, 0
+        self._known: dict[int, Any] = {}
+        """References to storages that are there, made within or before."""
+        self._mode = _Mode(self._see, Phase.FORWARD)
+
+    def __enter__(self) -> Self:
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
+        for tensor in tensors_of((args, kwargs)):
+            for storage in _storages(tensor, self._device_type):
+                self._note(storage, 0)
+        for tensor in tensors_of(results):
+            for storage in _storages(tensor, self._device_type):
+                self._note(storage, storage.nbytes())
+        self.num_bytes = max(self.num_bytes, self._alive)
+
+    def _note(self, storage: Any, num_bytes: int) -> None:
+        key, owner = storage._cdata, weakref.ref(self)
+        if key in self._known:
+            return
+
+        def freed(_: Any) -> None:
+            if (its := owner()) is not None and its._known.pop(key, None) is not None:
+                its._alive -= num_bytes
+
+        self._known[key] = weakref.ref(storage, freed)
+        self._alive += num_bytes
+
+
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Shows each operation."""
 

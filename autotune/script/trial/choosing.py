@@ -5,19 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
 from ...errors import AutotuneError
 from ...estimates import Cheapest, CheapestOptions
 from ...fitting.fit import place, set_apart
 from ...fitting.job import Job
 from ...fitting.whole_batch import Loop
+from ...nested import tensors_in
 from ...workers import Chosen, Failed, Outcome
 from ...workers.request import PredictRequest
 from ..observer import Observer
 from ..plan.applied import InScript
+from ..plan.contexts import is_traced
+from ..plan.patches import patch
 from ..refusal import why_no_model
 from ..shards import unwrapped
 from .recorded import RecordedPass, Recorder
@@ -48,26 +53,47 @@ class Choosing(Observer):
         self._options, self._found, self._answer, self._take_off = request.options, found, answer, take_off
         self._recorder = Recorder()
         self._largest: RecordedPass | None = None
+        self._is_in_call = False
+        """Whether the model is called, or a module that is counted."""
+
+    def install(self) -> Any:
+        """Watch loaders, and calls of modules that a pass does without."""
+        taken_off = super().install(), patch(nn.Module, "__call__", self._around_call)
+
+        def take_off() -> None:
+            for each in taken_off:
+                each()
+
+        return take_off
+
+    def _around_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Count what a model takes that is called without gradients, which no trace of a pass has."""
+        first = None if self._is_in_call or is_traced() else next(module.parameters(), None)
+        if first is None or _has_gradients(module, (args, kwargs)):
+            return original(module, *args, **kwargs)
+        self._is_in_call = True
+        try:
+            with self._recorder.beside(first.device.type):
+                return original(module, *args, **kwargs)
+        finally:
+            self._is_in_call = False
 
     def forward(self, inputs: Any) -> None:
         """Record from here."""
         super().forward(inputs)
+        self._is_in_call = True
         self._recorder.called(unwrapped(self._found.model), inputs)
 
     def forward_ended(self, outputs: Any) -> None:
         """Record what is made of these."""
         self._recorder.returned(outputs)
-
-    def evaluated(self, inputs: Any = None) -> None:
-        """Within a step that is not recorded."""
-        super().evaluated(inputs)
-        self._recorder.evaluated()
+        self._is_in_call = False
 
     def backward(self, loss: Any) -> None:
         """A pass is recorded."""
         one, known = self._recorder.passed_back(loss), self._largest
         super().backward(loss)
-        if one is not None and (known is None or one.num_elements > known.num_elements):
+        if one is not None and (known is None or one.size > known.size):
             self._largest = one
 
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
@@ -92,16 +118,23 @@ class Choosing(Observer):
             return "the script compiles its model itself"
         if self._found.is_in_parts:
             return "the script calls parts of its model one by one"
-        return self._recorder.why if self._largest is None else None
+        return self._recorder.why if self._largest is None or self._recorder.has_lost else None
 
     def _choose(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> Cheapest:
         assert self._largest is not None, "else there is a reason"
-        one = replace(self._largest, held=self._recorder.let_go())
+        held = self._recorder.held()
+        one = replace(self._largest, held=tuple(held))
         model = unwrapped(self._found.model)
-        loop = Loop(one, accumulate=num_backwards)
-        for parameter in model.parameters():
-            parameter.grad = None  # a step's own, which is traced
+        loop = Loop(one, accumulate=num_backwards, takes_fewer=False)
         target, is_here = place(model, self._options.target)
-        job = Job(model, one.batch, optimizer, loop, goes_on=False)
+        job = Job(model, one.batch, optimizer, loop, goes_on=False, held=tuple(held.values()))
         with set_apart(model, target):
             return job.choose(self._options.model_copy(update=loop.sizes), is_here)
+
+
+def _has_gradients(module: nn.Module, inputs: Any) -> bool:
+    """Whether a graph is recorded of a call of a module, or it is within a backward pass."""
+    if torch._C._current_autograd_node() is not None:
+        return True
+    tensors = chain(module.parameters(), tensors_in(inputs))
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ...measure.profiling.tracer import MostAlive
 from ...nested import mapped, tensors_in
 
 _EMPTY = torch.empty(0)
@@ -50,7 +51,7 @@ class RecordedPass:
     """A forward pass of a script, as a function of a model and a batch: a loss as ``autotune.fit`` takes it."""
 
     operations: tuple[_Operation, ...]
-    """Those that lead to the loss."""
+    """Those that lead to the loss, and what is taken beside them."""
     places: tuple[int, ...]
     """Numbers of the batch's tensors."""
     batch: tuple[Tensor, ...]
@@ -61,9 +62,10 @@ class RecordedPass:
     """Numbers of what the script's names hold until its next pass."""
 
     @property
-    def num_elements(self) -> int:
-        """Of the batch."""
-        return sum(tensor.numel() for tensor in self.batch)
+    def size(self) -> tuple[int, int]:
+        """Elements of the batch, and bytes that modules take which are called without gradients."""
+        beside = (one.arguments[0][1] for one in self.operations if one.run is _take)
+        return sum(tensor.numel() for tensor in self.batch), max(beside, default=0)
 
     def __call__(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
         """The loss.
@@ -102,6 +104,11 @@ class _Pass:
     is_lost: bool = False
     """Whether a part of it was not seen."""
 
+    def takes(self, num_bytes: int) -> None:
+        """Here so many bytes were taken for a while."""
+        name = next(iter(self.own.values()))
+        self.operations.append(_Operation(_take, ((_EMPTY, num_bytes), {}), (name,), (), None))
+
     def number(self, tensor: Tensor) -> int:
         """A new number for it."""
         self.held.append(tensor)
@@ -135,11 +142,15 @@ class Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.why = "no loss of a call of its model is passed back"
-        """Why nothing was recorded, in words."""
+        """Why nothing was recorded, in words; of the first pass that could not be."""
+        self.has_lost = False
+        """Whether a pass of the model could not be recorded, and so may take more than those that were."""
         self._last: dict[int, weakref.ref[Tensor]] = {}
         """What the last pass has made, by number."""
         self._pass: _Pass | None = None
         self._call: Callable[[Any], _Operation] | None = None
+        self._taken_bytes = 0
+        """By modules that were called without gradients since the last pass."""
         self._is_on = self._is_seen = False
         self._probe = torch.empty(0)
         """A tensor of the recorder's own, by which it sees that it is on."""
@@ -149,6 +160,9 @@ class Recorder(TorchFunctionMode):
         self._switch(on=False)
         if self._pass is None:
             self._pass = _Pass(_device_of(model), {id(tensor): name for name, tensor in _own_tensors(model).items()})
+            if self._taken_bytes:
+                self._pass.takes(self._taken_bytes)
+                self._taken_bytes = 0
         self._call = self._pass.reads(None, inputs)
 
     def returned(self, outputs: Any) -> None:
@@ -158,32 +172,40 @@ class Recorder(TorchFunctionMode):
             self._call = None
             self._switch(on=True)
 
-    def evaluated(self) -> None:
-        """The model was called without gradients: within a pass, the trace would leave that out."""
-        if not torch.is_grad_enabled():
-            self._give_up("a model is called without gradients between a forward pass and its backward pass")
+    @contextmanager
+    def beside(self, device_type: str) -> Iterator[None]:
+        """A module is called without gradients (a teacher, a target network): what it takes on this type of device for
+        a while counts at its place in the pass, and before a pass as that begins."""
+        is_on = self._is_on
+        self._switch(on=False)
+        most = MostAlive(device_type)
+        try:
+            with most:
+                yield
+        finally:
+            if self._pass is None:
+                self._taken_bytes = max(self._taken_bytes, most.num_bytes)
+            else:
+                self._pass.takes(most.num_bytes)
+            self._switch(on=is_on)
 
     def passed_back(self, loss: Any) -> RecordedPass | None:
         """What led to the loss of a backward pass; None where that is of no call of the model, or cannot be told."""
         self._switch(on=False)
         one, self._pass = self._pass, None
-        if one is None or one.is_lost or not isinstance(loss, Tensor):
+        if one is None or one.is_lost:
+            return None
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            self._lose("what is passed back is not one number")
             return None
         made = ((number, one.held[number]) for each in one.operations for number in each.writes)
         self._last = {number: weakref.ref(tensor) for number, tensor in made if tensor is not loss}
         return self._led_to(loss, one)
 
-    def let_go(self) -> tuple[int, ...]:
-        """Take its values from whatever the script still holds of the last pass, once it is to end.
-
-        Returns:
-            The numbers of these tensors.
-        """
+    def held(self) -> dict[int, Tensor]:
+        """What the script still holds of the last pass, by number."""
         gc.collect()
-        held = {number: tensor for number, one in self._last.items() if (tensor := one()) is not None}
-        for tensor in held.values():
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return tuple(held)
+        return {number: tensor for number, one in self._last.items() if (tensor := one()) is not None}
 
     def _switch(self, on: bool) -> None:
         if on and not self._is_on:
@@ -198,7 +220,12 @@ class Recorder(TorchFunctionMode):
 
     def _give_up(self, why: str) -> None:
         if self._pass is not None:
-            self._pass.is_lost, self.why = True, why
+            self._pass.is_lost = True
+            self._lose(why)
+
+    def _lose(self, why: str) -> None:
+        if not self.has_lost:
+            self.has_lost, self.why = True, why
 
     def __torch_function__(self, run: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record what a gradient goes through; the rest is as if it were given."""
@@ -218,21 +245,31 @@ class Recorder(TorchFunctionMode):
         needed = {found}
         operations: list[_Operation] = []
         for each in reversed(one.operations):
-            if not needed.isdisjoint(each.writes):
+            if each.run is _take or not needed.isdisjoint(each.writes):
                 operations.insert(0, each)
                 needed.update(each.reads)
         if unseen := [one.unseen[number] for number in sorted(needed & one.unseen.keys(), key=str)]:
-            self.why = f"its loss goes by what is not seen ({unseen[0]})"
+            self._lose(f"its loss goes by what is not seen ({unseen[0]})")
             return None
         if not isinstance(found, int) or all(each.run is not None for each in operations):
             return None
         places = tuple(sorted(one.given & needed))
-        batch = tuple(one.held[place].detach() for place in places)
+        batch = tuple(map(_given, (one.held[place] for place in places)))
         return RecordedPass(tuple(operations), places, batch, found)
 
 
 def _hold(held: Sequence[Tensor], gradient: Tensor) -> None:
     """A hook that leaves the gradient as it is, and keeps tensors for as long as there is a graph."""
+
+
+def _given(tensor: Tensor) -> Tensor:
+    """A tensor of the script's as a pass is given it: with gradients where it takes some, as of a penalty on them."""
+    return tensor.detach().requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
+def _take(like: Tensor, num_bytes: int) -> None:
+    """Have so many bytes, where a tensor is, and give them back."""
+    like.new_empty(num_bytes, dtype=torch.uint8)
 
 
 def _written(run: Callable[..., Any] | None, args: Sequence[Any], found: Any) -> list[Tensor]:

@@ -40,6 +40,7 @@ _OFFLINE = (
     "Trials are offline (HF_HUB_OFFLINE=1), so that none of them uploads anything. Run the script once by itself, "
     "which keeps what it downloads, and leave out flags such as --push_to_hub; or search with HF_HUB_OFFLINE=0."
 )
+_NO_INPUT = "A script has no standard input here: give it by its flags what it asks for."
 _NOT_HERE = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
 """Of huggingface_hub, which need not be installed."""
 _COPY = (
@@ -171,8 +172,8 @@ class ScriptTrial:
         outcome = outcome_of(error, self._request.device)
         if not isinstance(outcome, OutOfMemory) and self._ends_early() and (known := self._finish()) is not None:
             return known  # an epoch that is ended early is not what each script was written for
-        if isinstance(outcome, Failed) and _wants_hub(error):
-            outcome = outcome.model_copy(update={"message": f"{outcome.message.rstrip('.')}. {_OFFLINE}"})
+        if isinstance(outcome, Failed) and (what_to_do := _what_to_do(error)) is not None:
+            outcome = outcome.model_copy(update={"message": f"{outcome.message.rstrip('.')}. {what_to_do}"})
         return outcome
 
     def _ends_early(self) -> bool:
@@ -251,6 +252,13 @@ def _without_card() -> Outcome:
         f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}), but --device is cuda. Let it see one, or search with "
         "--device cpu."
     )
+
+
+def _what_to_do(error: BaseException) -> str | None:
+    """Of an error that comes of how a trial is run."""
+    if isinstance(error, EOFError) and "reading a line" in str(error):  # input()
+        return _NO_INPUT
+    return _OFFLINE if _wants_hub(error) else None
 
 
 def _wants_hub(error: BaseException) -> bool:
