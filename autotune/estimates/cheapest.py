@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 
 import torch
@@ -17,6 +17,7 @@ from ..measure.profiling.allocations import Trace
 from ..measure.profiling.rows import peak_moment
 from ..task import Task
 from ..techniques import Settings, Technique
+from ..techniques.allocator import Allocator
 from ..training.apply_plan import build_model
 from ..training.skip_init import skip_init
 from .checkpointing.block_choice import Places, Slower, believed
@@ -30,14 +31,17 @@ from .tracing.fake_step import Untraceable
 from .tracing.work import Work
 from .types import COUNTED, Cheapest, CheapestOptions, Foretold, Interval, TimeLaw
 
-_SPREAD, _SPREAD_MAPPED = 1.3, 1.1
-"""By how much more than the upper end of its interval a process may be charged beside what it held before, on a CPU,
-where glibc allots its memory, and nothing measures this one; and where large tensors have pages of their own. A Gemma 2
-whose step has several tensors of just under 32 MiB, the largest that glibc puts on its heap, took 1.12 to 1.26 times as
-much in four runs of three steps; 20 others took at most 1.06 times (``benchmarks/results/fit-cpu.jsonl``). Not bounded:
-that heap grew at each step, and in a fifth run the fourth step was above this, too. With pages of their own, 60
-trainings of 23 models took 1.00 to 1.11 times the middle of the interval, 1.02 at the median; one of them, a SegFormer,
-took 3 MiB more than its upper end."""
+_SPREAD, _HOLES, _MOST_SPREAD = 0.1, 1.7, 0.5
+"""By how much more than the upper end of its interval a process on a CPU may be charged beside what it held before: by
+a tenth, or by what holes in glibc's heap may come to, if that is more, and by half at most.
+
+A large tensor that is freed leaves a hole that none of its size fits into, and which smaller ones break up. Its size
+times the root of how many of at least half of it a step makes, as in a random walk, times 1.7 was never passed where it
+was more than a tenth: in 130 trainings of 23 models on the heap (``benchmarks/results/fit-cpu.jsonl``, three steps). A
+Gemma 2 (15 tensors from 15 to 31 MiB, just under the 32 that glibc maps) took up to 46 % more than the upper end, where
+this is 48; a SegFormer (39 of 11 MiB) 31 and 34, a ViT (30 of 6 MiB) 11 and 16, a BART (5 of 23 MiB) 15 and 29. With
+tensors all small, T5 took 9 % more, with pages of their own too; BERT and GPT-2 1 %. That Gemma's heap grows at each
+step; with pages from 16 MiB on it stayed 9 % below the upper end."""
 _MOST_KEPT = 24
 """Predictors kept at a time: those that a program is made from, and what it finds. Each holds its traces, and the
 task's model where it was probed."""
@@ -138,7 +142,7 @@ class _Choice:
         choice = ProcessChoice(self._places, self._of, self._able(plain), self._law)
         try:
             most_s = self._room_s(plain)
-            found = choice.choose(plain, self._micro, self._options.limit_bytes, self._counts(plain), most_s)
+            found = choice.choose(plain, self._micro, self._options.limit_bytes, self._counts, most_s)
             looked_at: Iterable[Settings]
             looked_at = choice.of(plain, self._micro).smallest(self._micro) if found is None else [found]
         except Slower:
@@ -217,16 +221,17 @@ class _Choice:
     def _process(self, settings: Settings) -> Interval:
         return self._spread(self._of(settings).process(self._micro, settings), settings)
 
-    def _counts(self, plain: Settings) -> Callable[[Interval], int]:
-        return lambda process: self._spread(process, plain).high
+    def _counts(self, process: Interval, settings: Settings) -> int:
+        return self._spread(process, settings).high
 
     def _spread(self, process: Interval, settings: Settings) -> Interval:
         """With what one process differs from another."""
         if self._options.target == "cuda":
             return process
-        beside = self._stock.base_bytes
-        spread = _SPREAD_MAPPED if settings.allocator.kind == "mmap" else _SPREAD
-        return process.model_copy(update={"high": round(beside + (process.high - beside) * spread)})
+        trace = self._of(settings).memory_model(self._micro).memory_model.at(self._micro)
+        beside, holes = process.high - self._stock.base_bytes, _HOLES * _holes_bytes(trace, settings.allocator)
+        more = max(_SPREAD * beside, min(_MOST_SPREAD * beside, holes))
+        return process.model_copy(update={"high": process.high + round(more)})
 
     def _predictor(self, settings: Settings) -> Predictor:
         if settings == self._options.combinations[0]:
@@ -256,6 +261,13 @@ class _Choice:
             law=self._law,
             seconds=time.perf_counter() - began_s,
         )
+
+
+def _holes_bytes(trace: Trace, allocator: Allocator) -> float:
+    """The largest tensor that a step makes on the heap, times the root of how many are at least half as large."""
+    sizes = [one.num_bytes for one in trace.allocations if one.born > 0 and one.num_bytes < allocator.maps_from]
+    largest = max(sizes, default=0)
+    return largest * math.sqrt(sum(2 * num_bytes >= largest for num_bytes in sizes))
 
 
 _PRODUCTS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -93,7 +93,7 @@ def _blocks(prediction: Predictor, task: Task, options: EstimateOptions) -> tupl
     places = Places.of(settings.on_task(task))
     choice = ProcessChoice(places, predictor)
     try:
-        chosen = choice.choose(settings, micro, options.limit_bytes, lambda process: process.value)
+        chosen = choice.choose(settings, micro, options.limit_bytes, lambda process, _: process.value)
     except Untraceable:
         return None
     return None if chosen is None else chosen.checkpointing.numbers(places.num_blocks) or None

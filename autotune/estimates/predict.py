@@ -223,7 +223,7 @@ class _Predictors:
             return None
         choice = ProcessChoice(places, lambda one: self.of(one.stock(*_WITHOUT_LAW)), self._choices)
         try:
-            found = choice.choose(settings, _micro(settings), self._limit_bytes, lambda process: process.high)
+            found = choice.choose(settings, _micro(settings), self._limit_bytes, lambda process, _: process.high)
         except Untraceable:
             return None
         names = {one.name for one in self._choices}

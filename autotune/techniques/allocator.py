@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field, model_validator
+
 from ..errors import PlanError
 from ..units import MIB
 from .support.base import Effect, FileKind, Run, Stage, Technique
@@ -28,8 +30,8 @@ INSTALLATION = {
     "jemalloc": "apt-get install libjemalloc2, or without root conda install -c conda-forge jemalloc",
 }
 """How to get each (Debian, Ubuntu; conda)."""
-MMAP_THRESHOLD = MIB
-"""Bytes from which on ``mmap`` gives a tensor pages of its own."""
+_THRESHOLD = MIB
+"""Bytes from which on ``mmap`` gives a tensor pages of its own, where nothing else is said."""
 _GROWN_THRESHOLD = 32 * MIB
 """Source: malloc.c of glibc, DEFAULT_MMAP_THRESHOLD_MAX."""
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
@@ -48,13 +50,23 @@ class Allocator(Technique):
     purposes: ClassVar[Mapping[str, str]] = {
         "tcmalloc": "Preloads tcmalloc for malloc: less memory, the same peak each time.",
         "jemalloc": "Preloads jemalloc for malloc: less memory.",
-        "mmap": "Lets glibc give each tensor of 1 MiB or more pages of its own: less memory, and time for new pages.",
+        "mmap": "Lets glibc give each large tensor pages of its own: less memory, and time for new pages.",
         "expandable_segments": "Lets the CUDA allocator grow its segments: less fragmentation.",
     }
 
     kind: Literal["system", "tcmalloc", "jemalloc", "mmap", "expandable_segments"] = "system"
     """``system`` is the C library's; ``tcmalloc`` and ``jemalloc`` are preloaded; ``mmap`` is glibc's, with a fixed
     threshold; ``expandable_segments`` is CUDA's."""
+
+    from_mib: int = Field(_THRESHOLD // MIB, ge=1, le=_GROWN_THRESHOLD // MIB)
+    """``mmap``: MiB from which on a tensor gets pages of its own, 1 to 32. The more, the fewer new pages, and the more
+    is left on the heap."""
+
+    @model_validator(mode="after")
+    def _check_from(self) -> Allocator:
+        if self.kind != "mmap" and self.from_mib * MIB != _THRESHOLD:
+            raise ValueError(f"from_mib: kind {self.kind} maps by itself, but got {self.from_mib}. Use kind: mmap.")
+        return self
 
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
@@ -79,7 +91,11 @@ class Allocator(Technique):
     @property
     def maps_from(self) -> int:
         """Bytes from which on a tensor on a CPU gets pages of its own, new ones each time."""
-        return {"mmap": MMAP_THRESHOLD, "system": _GROWN_THRESHOLD}.get(self.kind, sys.maxsize)
+        return {"mmap": self.from_mib * MIB, "system": _GROWN_THRESHOLD}.get(self.kind, sys.maxsize)
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """The kind, and the size from which on it maps."""
+        return self.kind if self.from_mib * MIB == _THRESHOLD else f"{self.kind} (from {self.from_mib} MiB)"
 
     def unavailable(self, facts: Facts) -> str | None:
         """A C allocator is for CPU training and must be installed; expandable segments are CUDA's."""
@@ -140,7 +156,7 @@ class Allocator(Technique):
         if self.kind == "mmap":
             if not _is_glibc():
                 raise PlanError(f"settings.allocator.kind: mmap: {_NOT_GLIBC}. Use kind: system.")
-            _mapping.plan()
+            _mapping.plan(self.maps_from)
         return model
 
     def undo(self, model: nn.Module) -> nn.Module:
@@ -153,7 +169,8 @@ class _Mapping:
     """From how many bytes on glibc maps, as far as it was set here: for the whole process."""
 
     def __init__(self) -> None:
-        self.is_planned = False
+        self.planned: int | None = None
+        """By a plan."""
 
     def set(self, threshold: int) -> None:
         """Set it, and give back what is free on the heap: that is taken before anything is mapped."""
@@ -162,16 +179,16 @@ class _Mapping:
         library.mallopt(_M_TRIM_THRESHOLD, 2 * threshold)
         library.malloc_trim(0)
 
-    def plan(self) -> None:
+    def plan(self, threshold: int) -> None:
         """For a plan, until another is applied."""
-        self.set(MMAP_THRESHOLD)
-        self.is_planned = True
+        self.set(threshold)
+        self.planned = threshold
 
     def undo(self) -> None:
         """As it comes to be by itself, where a plan has set it."""
-        if self.is_planned:
+        if self.planned:
             self.set(_GROWN_THRESHOLD)
-            self.is_planned = False
+            self.planned = None
 
 
 _mapping = _Mapping()
@@ -185,13 +202,13 @@ def heap_kept_small() -> Iterator[None]:
     if own or not _is_glibc():
         yield
         return
-    was_planned, _mapping.is_planned = _mapping.is_planned, False
-    _mapping.set(MMAP_THRESHOLD)
+    planned, _mapping.planned = _mapping.planned, None
+    _mapping.set(_THRESHOLD)
     try:
         yield
     finally:
-        _mapping.set(MMAP_THRESHOLD if was_planned else _GROWN_THRESHOLD)
-        _mapping.is_planned = was_planned
+        _mapping.set(planned or _GROWN_THRESHOLD)
+        _mapping.planned = planned
 
 
 def installed_allocators() -> tuple[str, ...]:

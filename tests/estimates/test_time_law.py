@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.estimates import CheapestOptions
+from autotune.estimates import CheapestOptions, EstimateOptions
 from autotune.estimates import cheapest as module
 from autotune.estimates.cheapest import cheapest
+from autotune.estimates.predictor import Predictor
 from autotune.estimates.time_law import law_here, page_seconds, seconds
 from autotune.estimates.tracing.work import Work
 from autotune.estimates.types import TimeLaw
@@ -38,6 +39,8 @@ def test_new_pages_are_those_of_tensors_that_are_mapped_each_time():
     assert page_seconds(LAW, trace, by_itself) == {"a": pytest.approx(40 * MIB * 5e-9)}
     assert page_seconds(LAW, trace, mapped) == {"a": pytest.approx(42 * MIB * 5e-9)}
     assert page_seconds(LAW, trace, preloaded) == {}
+    larger = Allocator(kind="mmap", from_mib=3)
+    assert page_seconds(LAW, trace, larger) == {"a": pytest.approx(40 * MIB * 5e-9)}
 
 
 def test_speeds_are_measured_once_in_a_process():
@@ -74,11 +77,27 @@ def chosen(limit_bytes: int, *combinations: Settings):
 
 @pytest.mark.parametrize(("new_byte_s", "kind", "recomputes"), [(1e-15, "mmap", False), (1e-6, "system", True)])
 def test_the_faster_of_new_pages_and_recomputed_blocks_is_taken(monkeypatch, new_byte_s, kind, recomputes):
-    """Both fit: pages of their own for all as it stands, and the heap with recomputed blocks."""
+    """Just below the heap as it stands both fit: pages of their own for all, and the heap with a recomputed block."""
     law = LAW.model_copy(update={"new_byte_s": new_byte_s})
     monkeypatch.setattr(module, "law_here", lambda *_: law)
-    found = chosen(chosen(2**50, BLOCKS).stock.process.high, Settings(), MMAP)
+    found = chosen(chosen(2**50, Settings()).stock.process.high - 1, Settings(), MMAP)
     assert found.law == law
     assert found.chosen is not None
     assert found.chosen.settings.allocator.kind == kind
     assert (found.chosen.settings.checkpointing != Checkpointing()) == recomputes
+
+
+def test_how_much_more_glibcs_heap_may_take_goes_by_the_largest_tensors_on_it():
+    """Blocks hand on 8 MiB, and what they make within, 32 MiB, has pages of its own. So a step that makes n of 8 MiB
+    may take 1.7 times the root of n of them more. With pages from 1 MiB on it makes nothing large on the heap: a tenth
+    of what the process is charged remains."""
+    options = EstimateOptions(reference_batch=BATCH, is_held=True)
+    own = Predictor(TASK, options, base_bytes=0, micros=(BATCH,))
+    made = [one for one in own.memory_model(BATCH).memory_model.at(BATCH).allocations if one.born > 0]
+    assert {one.num_bytes // MIB for one in made} == {0, 8, 32}
+    num_large = sum(one.num_bytes == 8 * MIB for one in made)
+    on_heap, mapped = (chosen(2**50, settings).stock.process for settings in (Settings(), MMAP))
+    high = own.process(BATCH, Settings()).high
+    assert on_heap.high - high == round(1.7 * 8 * MIB * num_large**0.5) > high / 10
+    high = own.process(BATCH, MMAP).high
+    assert mapped.high - high == round(high / 10)

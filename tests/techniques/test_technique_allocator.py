@@ -20,6 +20,7 @@ from autotune.techniques import allocator as module
 from autotune.techniques.allocator import Allocator, installed_allocators
 from autotune.testing.facts import BARE
 from autotune.testing.techniques import TechniqueContract
+from autotune.units import MIB
 
 KINDS = ("tcmalloc", "jemalloc")
 needs = {
@@ -158,11 +159,13 @@ from autotune.measure.processes import resident_bytes
 from autotune.techniques import Settings
 from autotune.techniques.allocator import heap_kept_small
 for kind in sys.argv[1].split():
+    kind, _, from_mib = kind.partition(":")
     if kind == "fit":
         with heap_kept_small():
             pass
     else:
-        plan = autotune.Plan(settings=Settings.model_validate({"allocator": {"kind": kind}}))
+        said = {"kind": kind} | ({"from_mib": int(from_mib)} if from_mib else {})
+        plan = autotune.Plan(settings=Settings.model_validate({"allocator": said}))
         autotune.apply_to_model(plan, torch.nn.Linear(1, 1))
 one = torch.ones(16 << 20, dtype=torch.uint8)
 del one  # glibc's own threshold has grown to 16 MiB
@@ -186,16 +189,16 @@ def left_mib(kinds: str, **environment: str) -> int:
 
 @on_glibc
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", ["mmap", "system mmap", "mmap fit"])
+@pytest.mark.parametrize("kinds", ["mmap", "system mmap", "mmap fit", "mmap:16 mmap:2", "mmap:2 fit"])
 def test_with_mmap_what_is_freed_goes_back(kinds):
     assert left_mib(kinds) <= 12
 
 
 @on_glibc
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", ["system", "mmap system", "fit"])
+@pytest.mark.parametrize("kinds", ["system", "mmap system", "fit", "mmap:4"])
 def test_without_it_glibcs_heap_keeps_what_is_freed(kinds):
-    """Much of 120 MiB; also where an earlier plan had it, or fit has looked."""
+    """Much of 120 MiB; also where an earlier plan had it, or fit has looked, or tensors are below its size."""
     assert left_mib(kinds) >= 30
 
 
@@ -212,6 +215,19 @@ def test_whose_malloc_is_glibcs(monkeypatch, library, is_glibc):
     """Of an interpreter that is not position-independent it is in no library."""
     monkeypatch.setattr(module, "_malloc_library", lambda: library)
     assert module._is_glibc() == (is_glibc and sys.platform.startswith("linux"))
+
+
+def test_a_size_from_which_on_glibc_maps_is_mmaps_alone_and_what_glibc_takes():
+    """1 to 32 MiB: glibc refuses more. A plan without it maps from 1 MiB on, as it says nothing."""
+    assert Allocator(kind="mmap", from_mib=4).maps_from == 4 * MIB
+    assert Allocator(kind="mmap").maps_from == MIB
+    assert Allocator(kind="mmap", from_mib=1).model_dump(exclude_defaults=True) == {"kind": "mmap"}
+    assert Allocator(kind="mmap", from_mib=4).describe() == "mmap (from 4 MiB)"
+    with pytest.raises(ValueError, match=r"from_mib: kind tcmalloc maps by itself, but got 4\. Use kind: mmap"):
+        Allocator(kind="tcmalloc", from_mib=4)
+    for wrong in (0, 33):
+        with pytest.raises(ValueError, match="from_mib"):
+            Allocator(kind="mmap", from_mib=wrong)
 
 
 def test_mmap_needs_glibc(monkeypatch):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...measure.processes import own_peak_bytes, unmapped_files_bytes
 from ...measure.profiling.allocations import Trace
 from ...techniques import Settings
-from ...techniques.allocator import MMAP_THRESHOLD
+from ...techniques.allocator import Allocator
 from ...techniques.checkpointing import Checkpointing
 from ...units import MIB
 from ..types import WORKER_BYTES, Interval
@@ -30,7 +30,7 @@ _BESIDE_BYTES = {"tcmalloc": 5 * MIB}
 :func:`resident_bytes` grew by 7 MiB with it."""
 
 
-Replayed = MutableMapping[tuple[Trace, str], int]
+Replayed = MutableMapping[tuple[Trace, Allocator], int]
 """What an allocator keeps resident for a step."""
 
 
@@ -82,12 +82,14 @@ def process_interval(
         settings: whose allocator it is.
         replayed: what is known of traces, and is added to.
     """
-    kind = settings.allocator.kind
+    allocator = settings.allocator
     known = {} if replayed is None else replayed
-    if (trace, kind) not in known:
-        known[trace, kind] = _RESIDENT.get(kind, heap.resident_peak_bytes)(trace)
-    added = known[trace, kind] / trace.peak_bytes()
-    beside = base_bytes + _BESIDE_BYTES.get(kind, 0)
+    if (trace, allocator) not in known:
+        threshold = allocator.maps_from if allocator.kind == "mmap" else None
+        resident = _RESIDENT.get(allocator.kind) or functools.partial(heap.resident_peak_bytes, threshold=threshold)
+        known[trace, allocator] = resident(trace)
+    added = known[trace, allocator] / trace.peak_bytes()
+    beside = base_bytes + _BESIDE_BYTES.get(allocator.kind, 0)
     low, value, high = (beside + round(part * added) for part in (tensors.low, tensors.value, tensors.high))
     error = round(_ERROR * value + _SLACK_ERROR * (added - 1) * tensors.value)
     return Interval(low=low - error, value=value, high=high + error)
@@ -101,9 +103,8 @@ def _guessed_bytes(trace: Trace) -> int:
 _RESIDENT: Mapping[str, Callable[[Trace], int]] = {
     "tcmalloc": pages.resident_peak_bytes,
     "jemalloc": _guessed_bytes,
-    "mmap": functools.partial(heap.resident_peak_bytes, threshold=MMAP_THRESHOLD),
 }
-"""By the allocator; glibc's own where none is named."""
+"""By the allocator; glibc's own for the others."""
 
 
 def workers_bytes(settings: Settings) -> int:

@@ -43,7 +43,7 @@ class ProcessChoice:
         settings: Settings,
         micro: int,
         limit_bytes: int,
-        counts: Callable[[Interval], int],
+        counts: Callable[[Interval, Settings], int],
         most_s: float = math.inf,
     ) -> Settings | None:
         """The settings that cost least, such that the process stays within a limit.
@@ -52,7 +52,7 @@ class ProcessChoice:
             settings: of the combination, whose allocator it is; what they have of what is chosen does not matter.
             micro: samples in one forward pass, >= 1.
             limit_bytes: what the process may be charged.
-            counts: of the interval of what it is charged, what is held against the limit.
+            counts: of the interval of what it is charged with some choice, what is held against the limit.
             most_s: seconds from which on a choice is not looked at.
 
         Returns:
@@ -66,7 +66,7 @@ class ProcessChoice:
 
         @cache
         def takes(chosen: Settings) -> int:
-            return counts(self._predictor(chosen).process(micro, settings))
+            return counts(self._predictor(chosen).process(micro, settings), chosen)
 
         base_bytes = self._predictor(plain).base_bytes
 
