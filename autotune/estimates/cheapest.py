@@ -26,6 +26,7 @@ from .max_batch import fills_of
 from .memory_model import MemoryModel
 from .memory_model_cache import MemoryModelCache
 from .predictor import Predictor
+from .technique_speeds import with_techniques
 from .time_law import law_here, page_seconds, seconds
 from .tracing.fake_step import Untraceable
 from .tracing.work import Work
@@ -104,8 +105,10 @@ class _Choice:
         else:
             flops = [one.flops for one in found.work(self._micro)]
         dtype = _product_dtype(self._task, self._options.combinations[0])
+        target, peak_bytes = self._options.target, found.at(self._micro).peak_bytes()
         try:
-            return law_here(self._options.target, dtype, flops, found.at(self._micro).peak_bytes())
+            law = law_here(target, dtype, flops, peak_bytes)
+            return with_techniques(law, target, self._task, self._choices, peak_bytes)
         except RuntimeError:  # memory that others have, or deterministic algorithms alone
             return COUNTED
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..measure.profiling.allocations import Trace
+from ..measure.profiling.allocations import Phase, Trace
 from ..techniques.allocator import Allocator
 from ..units import MIB
 from .tracing.fake_ops import Target
@@ -31,7 +31,7 @@ _COPIED = 32 * MIB
 _PIECES = 8
 _TOUCHED = 16 * MIB
 """Most bytes of new pages: of fewer, the system hands out the same ones again, which are in a cache."""
-_SHARE = 8
+SHARE = 8
 """So much of the tensors' peak is copied that calibrating takes less than that."""
 
 
@@ -47,10 +47,18 @@ def law_here(target: Target, dtype: torch.dtype, flops: Iterable[int], peak_byte
     counts = [*flops]
     typical = sum(one**2 for one in counts) / max(1, sum(counts)) / 2  # where most operations are
     least, most = _SIDES[target]
-    side = min(most, max(least, _power_of_two(typical ** (1 / 3))))
-    num_bytes = _power_of_two(min(_COPIED, max(MIB, peak_bytes / _SHARE)))
-    where = torch.cuda.current_device() if target == "cuda" else torch.get_num_threads()
-    return measured_law(target, dtype, side, num_bytes, where)
+    side = min(most, max(least, power_of_two(typical ** (1 / 3))))
+    return measured_law(target, dtype, side, copied_bytes(peak_bytes), where_of(target))
+
+
+def copied_bytes(peak_bytes: int) -> int:
+    """That are copied, of a job whose tensors take so many."""
+    return power_of_two(min(_COPIED, max(MIB, peak_bytes / SHARE)))
+
+
+def where_of(target: Target) -> int:
+    """What speeds hold for: the current card's number; of a CPU, torch's threads."""
+    return torch.cuda.current_device() if target == "cuda" else torch.get_num_threads()
 
 
 @cache
@@ -63,17 +71,17 @@ def measured_law(target: Target, dtype: torch.dtype, side: int, num_bytes: int, 
         dtype: of the matrices.
         side: of them.
         num_bytes: that are copied.
-        where: the current card's number; of a CPU, torch's threads. What was measured holds for that alone.
+        where: by :func:`where_of`. What was measured holds for that alone.
     """
     with torch.no_grad(), torch.autocast(target, enabled=False):
         a, b = (torch.ones(side, side, dtype=dtype, device=target) for _ in range(2))
         product = torch.empty_like(a)
-        product_s = _least_s(lambda: torch.mm(a, b, out=product), target)
+        product_s = least_s(lambda: torch.mm(a, b, out=product), target)
         sources, copy_s = _copied(target, num_bytes)
         piece_bytes, new_s = len(sources[0]), 0.0
         if target == "cpu":
             there = sources.flatten()[:_TOUCHED]
-            touched_s = _least_s(lambda: _touch(len(there)), target) - _least_s(lambda: there.fill_(1), target)
+            touched_s = least_s(lambda: _touch(len(there)), target) - least_s(lambda: there.fill_(1), target)
             new_s = max(0.0, touched_s) / len(there)
     return TimeLaw(
         flop_s=product_s / (2 * side**3),
@@ -97,7 +105,26 @@ def page_seconds(law: TimeLaw, trace: Trace, allocator: Allocator) -> dict[str, 
     return found
 
 
-def _power_of_two(number: float) -> int:
+def moved_seconds(law: TimeLaw, trace: Trace, without: Trace) -> dict[str, float]:
+    """By module, what offload takes: what comes back from a file is allocated once more, as often as it is read, and
+    what forward keeps no longer was written.
+
+    Args:
+        law: with the file's speeds.
+        trace: of a step.
+        without: of the same step without offload.
+    """
+    found: dict[str, float] = {}
+    for sign, allocations in ((1, trace.allocations), (-1, without.allocations)):
+        for one in allocations:
+            if one.born > 0 and one.phase in (Phase.FORWARD, Phase.BACKWARD) and not one.is_scratch:
+                found[one.module] = found.get(one.module, 0.0) + sign * law.read_byte_s * one.num_bytes
+            if one.kept_by is not None and one.phase is Phase.FORWARD and one.kind in ("activation", "batch"):
+                found[one.kept_by] = found.get(one.kept_by, 0.0) - sign * law.write_byte_s * one.num_bytes
+    return {module: more_s for module, more_s in found.items() if more_s > 0}
+
+
+def power_of_two(number: float) -> int:
     """The largest within a number."""
     return 1 << max(1, int(number)).bit_length() - 1
 
@@ -106,7 +133,7 @@ def _copied(target: Target, num_bytes: int) -> tuple[Tensor, float]:
     """Pieces of memory that was copied, and seconds of one."""
     sources, copies = (torch.ones(_PIECES, num_bytes // _PIECES, dtype=torch.uint8, device=target) for _ in "ab")
     pieces = itertools.cycle(zip(sources, copies, strict=True))
-    return sources, _least_s(lambda: _copy(*next(pieces)), target)
+    return sources, least_s(lambda: _copy(*next(pieces)), target)
 
 
 def _copy(source: Tensor, to: Tensor) -> None:
@@ -119,19 +146,19 @@ def _touch(num_bytes: int) -> None:
         torch.frombuffer(pages, dtype=torch.uint8).fill_(1)
 
 
-def _least_s(run: Callable[[], Any], target: Target) -> float:
-    """Seconds of the fastest of several runs, the first of which does not count. One thread's are told by a clock that
-    stands while others have the processor."""
+def least_s(run: Callable[[], Any], target: Target, most_s: float = _MOST_S) -> float:
+    """Seconds of the fastest of several runs, the first of which does not count, none begun after ``most_s``. One
+    thread's are told by a clock that stands while others have the processor."""
     wait: Callable[[], Any] = torch.cuda.synchronize if target == "cuda" else lambda: None
     clock = time.thread_time if target == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     run()
     wait()
-    least, ends_s = float("inf"), time.perf_counter() + _MOST_S
+    least, ends_s = float("inf"), clock() + most_s
     for _ in range(_MOST_RUNS):
         began_s = clock()
         run()
         wait()
         least = min(least, clock() - began_s)
-        if time.perf_counter() > ends_s:
+        if clock() > ends_s:
             break
     return least

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ..internals import TRIED
 from ..measure.profiling.allocations import Kind
-from ..techniques import Settings
+from ..techniques import Settings, Technique
+from ..techniques.allocator import Allocator
 from ..techniques.checkpointing import Checkpointing
+from ..techniques.offload import Offload
 from ..units import MIB
 
 Largest = PositiveInt | tuple[NonNegativeInt, ...]
@@ -130,6 +133,27 @@ class EstimateOptions(_Options):
         return min(self.reference_micro or self.reference_batch, self.most)
 
 
+class StepLaw(_Frozen):
+    """Seconds that the optimizer's step takes more with some settings."""
+
+    settings: Settings
+    """Of one technique."""
+    parameter_s: NonNegativeFloat
+    """For a parameter, whatever its size."""
+    element_s: NonNegativeFloat
+    """For an element."""
+    least: NonNegativeInt = 0
+    """Elements from which a parameter is stepped otherwise."""
+
+    def seconds(self, trained: Iterable[int]) -> float:
+        """Of a step.
+
+        Args:
+            trained: elements of each parameter.
+        """
+        return sum(self.parameter_s + self.element_s * elements for elements in trained if elements >= self.least)
+
+
 class TimeLaw(_Frozen):
     """Seconds that counted work takes. Unless it was measured, they are an A100's in fp32 (about 20e12 operations and
     2e12 bytes a second): it is their ratio that matters, and a CPU's is of that order."""
@@ -140,13 +164,38 @@ class TimeLaw(_Frozen):
     """For a byte that is read or written."""
     new_byte_s: NonNegativeFloat = 0.0
     """For a byte of a page that the process did not have."""
+    write_byte_s: NonNegativeFloat = 0.0
+    """For a byte that offload writes to its file."""
+    read_byte_s: NonNegativeFloat = 0.0
+    """For one that it reads; 0 where that is not measured."""
+    steps: tuple[StepLaw, ...] = ()
+    """Of settings that change the optimizer's step, those that were measured."""
     is_measured: bool = False
 
-    @property
-    def said(self) -> str:
-        """The speeds in words."""
-        pages = f", new pages at {_PER_S / self.new_byte_s:.2g} GB/s" if self.new_byte_s else ""
-        return f"{_PER_S / self.flop_s:.3g} GFLOP/s, {_PER_S / self.byte_s:.2g} GB/s{pages}"
+    def step(self, technique: Technique) -> StepLaw | None:
+        """Of a setting; None where nothing was measured."""
+        return next((one for one in self.steps if one.settings == Settings().having(technique)), None)
+
+    def counts(self, technique: Technique) -> bool:
+        """Whether what a setting takes is known by counting, so that nothing is left to believe."""
+        if isinstance(technique, Allocator):
+            return self.new_byte_s > 0
+        if isinstance(technique, Offload):
+            return technique.to == "disk" and self.read_byte_s > 0
+        return isinstance(technique, Checkpointing) or self.step(technique) is not None
+
+    def said(self, settings: Settings) -> str:
+        """The speeds that settings go by, in words."""
+        words = [f"{_PER_S / self.flop_s:.3g} GFLOP/s", f"{_PER_S / self.byte_s:.2g} GB/s"]
+        if self.new_byte_s:
+            words.append(f"new pages at {_PER_S / self.new_byte_s:.2g} GB/s")
+        for one in settings.chosen():
+            if isinstance(one, Offload) and self.counts(one):
+                words.append(f"a file at {_PER_S / self.write_byte_s:.2g} and {_PER_S / self.read_byte_s:.2g} GB/s")
+            if (step := self.step(one)) is not None:
+                each = f"{step.element_s / _PER_S:.2g} ns an element and {step.parameter_s * 1e6:.0f} µs a parameter"
+                words.append(f"{one.describe()} for {each} more")
+        return ", ".join(words)
 
 
 _PER_S = 1e-9

@@ -104,7 +104,8 @@ def _step_words(found: Cheapest) -> str:
     """How much longer a step takes, and how that is known."""
     if not found.law.is_measured:
         return f"counted work of a step: {found.times_step:.2f} times as it stands; no time is measured"
-    return f"predicted time of a step: {found.times_step:.2f} times as it stands, at {found.law.said} measured here"
+    speeds = found.law.said(found.shown.settings)
+    return f"predicted time of a step: {found.times_step:.2f} times as it stands, at {speeds} measured here"
 
 
 def foreseen(found: Cheapest) -> Foreseen:
@@ -116,7 +117,7 @@ def foreseen(found: Cheapest) -> Foreseen:
         high=ceil_mib(peak.high),
         reference=ceil_mib(found.stock.process.value),
         work=round(found.times_step, 3),
-        speeds=found.law.said if found.law.is_measured else None,
+        speeds=found.law.said(found.shown.settings) if found.law.is_measured else None,
         how=found.how,
         binds=what_binds(found),
     )

@@ -52,6 +52,8 @@ VARIABLES: dict[str, Held] = {
 CACHES: dict[str, Held] = {
     "commands/where.py:_say_once": Held("said once", _PROCESS),
     "estimates/tracing/grad_accumulation.py:_references_where_unshared": Held("torch's counts are constants", _PROCESS),
+    "estimates/technique_speeds.py:file_speeds": Held("a file's speeds are measured once", _PROCESS),
+    "estimates/technique_speeds.py:step_seconds": Held("an optimizer's steps are measured once", _PROCESS),
     "estimates/time_law.py:measured_law": Held("the device's speeds are measured once", _PROCESS),
     "estimates/tracing/recurrent.py:_measured": Held("a layer is run once for its workspace", _PROCESS),
     "integrations/loaders.py:_watch_loaders": Held("loaders are watched by one patch", _PROCESS),

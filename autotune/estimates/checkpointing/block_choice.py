@@ -4,7 +4,7 @@ the least cost."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,18 +14,18 @@ from ...measure.profiling.allocations import Phase
 from ...plan import Plan
 from ...task import Task
 from ...techniques import Settings, Technique
-from ...techniques.allocator import Allocator
 from ...techniques.checkpointing import Checkpointing, find_blocks
+from ...techniques.offload import Offload
 from ...training.apply_plan import build_model
 from ...training.skip_init import skip_init
 from ..memory_model import MemoryModel, fit_memory_model
-from ..time_law import page_seconds, seconds
+from ..time_law import moved_seconds, page_seconds, seconds
 from ..tracing.fake_ops import Target
 from ..tracing.work import Work
 from ..types import COUNTED, Largest, TimeLaw
 from .block_peaks import Holders, holders_of, modules_holders, stretch_peaks
 from .knapsack import cheapest, smallest
-from .variables import Variables
+from .variables import Variables, Way
 
 _MOST_TRIES = 4
 """Choices that are traced to check them. The first is exact where savings add up: so they do in all models tried, but
@@ -40,10 +40,12 @@ class Slower(Exception):
 
 @dataclass(frozen=True)
 class Places:
-    """Where the modules of a task's model stand in its repeated blocks."""
+    """Where the modules of a task's model stand in its repeated blocks, and what trains."""
 
     num_blocks: int
     holders: Holders
+    trained: tuple[int, ...] = ()
+    """Elements of each parameter that does."""
 
     @classmethod
     def of(cls, task: Task) -> Places:
@@ -55,7 +57,8 @@ class Places:
         """
         model = build_model(skip_init(task))
         blocks = find_blocks(model, task.blocks)
-        return cls(len(blocks), modules_holders(model, blocks))
+        trained = tuple(one.numel() for one in model.parameters() if one.requires_grad)
+        return cls(len(blocks), modules_holders(model, blocks), trained)
 
 
 class BlockChoice:
@@ -83,7 +86,7 @@ class BlockChoice:
         self.memory_model = memory_model
         """The memory of a step with settings."""
         self.variables = Variables(choices if places.num_blocks else _without_blocks(choices), places.num_blocks)
-        self._holders, self._plain, self._law = places.holders, plain, law
+        self._places, self._plain, self._law = places, plain, law
 
     @classmethod
     def of(
@@ -144,8 +147,8 @@ class BlockChoice:
             return self._plain
         if not self.variables.places:
             return None
-        base, changes = self._rows(micro)
-        costs, rules = self._costs(micro), self.variables.rules
+        base, changes = self.rows(micro)
+        costs, rules = self.costs(micro), self.variables.rules
         tried: list[tuple[int, ...]] = []
         for _ in range(_MOST_TRIES):
             chosen = cheapest(costs, changes, limit_bytes - base, tried, rules)
@@ -173,7 +176,7 @@ class BlockChoice:
         Raises:
             Untraceable: the training asks for values that fake tensors do not have.
         """
-        found = smallest(*self._rows(micro), self.variables.rules) if self.variables.places else None
+        found = smallest(*self.rows(micro), self.variables.rules) if self.variables.places else None
         return [*self.everywhere, *([] if found is None else [self.variables.settings(self._plain, found)])]
 
     def cost(self, settings: Settings, micro: int) -> float:
@@ -183,44 +186,57 @@ class BlockChoice:
             Untraceable: the training asks for values that fake tensors do not have.
         """
         chosen = self.variables.chosen(settings)
-        costs = self._costs(micro) if chosen else []
+        costs = self.costs(micro) if chosen else []
         return sum(costs[number] for number in chosen)
 
     def _fits(self, settings: Settings, micro: int, limit_bytes: int) -> bool:
         return self.memory_model(settings).peak_bytes(micro) <= limit_bytes
 
-    def _rows(self, micro: int) -> tuple[np.ndarray, np.ndarray]:
+    def rows(self, micro: int) -> tuple[np.ndarray, np.ndarray]:
         """(stretches,): bytes as it stands; and (stretches, unknowns): what each adds."""
         stock, *steps = (self.memory_model(settings).at(micro) for settings in self.everywhere)
-        peaks = stretch_peaks(stock, steps, self._holders, self.variables.num_blocks)
+        peaks = stretch_peaks(stock, steps, self._places.holders, self.variables.num_blocks)
         columns = [
             peaks.whole[step] if block == -1 else peaks.changes[step, :, block] for step, block in self.variables.places
         ]
         return peaks.base_bytes, np.array(columns, dtype=float).reshape(len(columns), len(peaks.base_bytes)).T
 
-    def _costs(self, micro: int) -> list[float]:
+    def costs(self, micro: int) -> list[float]:
         """Of each unknown: the seconds with it everywhere less those as it stands, in its place, with what counting
         leaves out. What a block need not compute again, since backward reads none of it, is not in it. What trades time
         is never taken to save any: layers that read less are yet seldom faster."""
-        plain = self._seconds(self._plain, micro)
+        plain = self._seconds((), micro)
         added = []
         for way in self.variables.steps:
-            more = np.maximum(self._seconds(self._plain.having(*way), micro) - plain, 0.0)
-            added.append(believed(Settings().having(*way)) * (plain + more) - plain)
+            more = np.maximum(self._seconds(way, micro) - plain, 0.0)
+            added.append(believed(Settings().having(*way), self._law) * (plain + more) - plain)
         return [
             float(added[step].sum() if block == -1 else added[step][block]) for step, block in self.variables.places
         ]
 
-    def _seconds(self, settings: Settings, micro: int) -> np.ndarray:
+    def _seconds(self, way: Way, micro: int) -> np.ndarray:
         """(blocks + 1,): seconds in each block, and last outside them. Those in a module that several blocks share are
         split between them."""
-        found, model = np.zeros(self.variables.num_blocks + 1), self.memory_model(settings)
-        worked = ((module, took) for (module, _), took in _worked(self._law, model, micro).items())
+        settings = self._plain.having(*way)
+        model, found = self.memory_model(settings), np.zeros(self.variables.num_blocks + 1)
+        step = next(filter(None, map(self._law.step, way)), None)
+        counted = model if step is None else self.memory_model(self._plain)
+        worked = ((module, took) for (module, _), took in _worked(self._law, counted, micro).items())
         pages = page_seconds(self._law, model.at(micro), settings.allocator) if self._law.new_byte_s else {}
-        for module, took in (*worked, *pages.items()):
-            holders = holders_of(module, self._holders) or (self.variables.num_blocks,)
+        for module, took in (*worked, *pages.items(), *self._moved(way, micro)):
+            holders = holders_of(module, self._places.holders) or (self.variables.num_blocks,)
             found[list(holders)] += took / len(holders)
+        found[-1] += step.seconds(self._places.trained) if step is not None else 0.0
         return found
+
+    def _moved(self, way: Way, micro: int) -> Iterable[tuple[str, float]]:
+        """By module, what is elsewhere in the meantime."""
+        for one in (one for one in way if isinstance(one, Offload) and self._law.counts(one)):
+            with_it, without = (
+                self.memory_model(self._plain.having(*others)).at(micro)
+                for others in (way, tuple(other for other in way if other is not one))
+            )
+            yield from moved_seconds(self._law, with_it, without).items()
 
 
 def _without_blocks(choices: tuple[Technique, ...]) -> tuple[Technique, ...]:
@@ -229,9 +245,8 @@ def _without_blocks(choices: tuple[Technique, ...]) -> tuple[Technique, ...]:
 
 
 def believed(settings: Settings, law: TimeLaw = COUNTED) -> float:
-    """Times as long as it is counted, by the prior of a search. What recomputing blocks takes is counted; so are new
-    pages, where the law has them."""
-    counted = (Checkpointing(), *([Allocator()] if law.new_byte_s else []))
+    """Times as long as it is counted, by the prior of a search, for what the law does not count."""
+    counted = (type(one)() for one in settings.chosen() if law.counts(one))
     gains = settings.having(*counted).prior_gains().values()
     return math.exp(-sum(mean for mean, _ in gains))
 
