@@ -19,6 +19,7 @@ from ..task import Task
 from ..techniques import Settings, Stage, Technique
 from ..techniques.offload import Offload
 from ..techniques.optimizers.optimizer_state import OptimizerState
+from ..techniques.support.apart import step_unseen
 from ..techniques.support.bits.kept_state import LEAST
 from ..techniques.support.disk.saved_to_disk import Disk
 from ..training.apply_plan import build_model
@@ -42,7 +43,8 @@ _BYTES_EACH = 16
 
 def with_techniques(law: TimeLaw, target: Target, task: Task, choices: Sequence[Technique], peak_bytes: int) -> TimeLaw:
     """A law with the speeds of a file, where offload is among the choices, and with what each way to step the optimizer
-    takes more than its own. Each is measured once in a process, in tens of milliseconds.
+    takes more than its own. Each is measured once in a process, in tens of milliseconds, several
+    times that on a busy machine.
 
     Args:
         law: of this machine.
@@ -81,7 +83,7 @@ def file_speeds(num_bytes: int) -> tuple[float, float]:
         packed = list(map(pack, pieces))
         write_s = least_s(write, "cpu", _MOST_S)
         read_s = least_s(lambda: packed[next(numbers)].tensor(), "cpu", _MOST_S)
-    except UserError:  # the disk is full, or none
+    except (UserError, OSError):  # the disk is full, or there is none to write to
         return 0.0, 0.0
     return write_s / _PIECE_BYTES, read_s / _PIECE_BYTES
 
@@ -157,7 +159,7 @@ class _Sample:
         def run() -> None:
             for weight in weights:
                 (weight.view(-1) @ numbers).backward()  # type: ignore[no-untyped-call]
-            made.step()
+            step_unseen(made)
             made.zero_grad()
 
         run()  # makes the state

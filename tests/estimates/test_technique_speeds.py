@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import autotune
 from autotune.estimates.checkpointing.block_choice import BlockChoice, Places, believed
@@ -161,3 +162,14 @@ def test_without_a_place_on_a_disk_no_speed_of_it_is_known(monkeypatch):
 
     monkeypatch.setattr(UnnamedFile, "write", full)
     assert file_speeds.__wrapped__(2 * MIB) == (0.0, 0.0)
+
+
+def test_hooks_of_every_optimizers_step_are_not_told():
+    told: list[object] = []
+    hook = register_optimizer_step_post_hook(lambda *its: told.append(its))
+    try:
+        own = torch.optim.AdamW([nn.Parameter(torch.ones(2**13))])
+        assert list(step_laws("cpu", own, [OptimizerState(kind="8bit")], 2**30))
+    finally:
+        hook.remove()
+    assert not told

@@ -54,6 +54,12 @@ def update_together(optimizer: torch.optim.Optimizer) -> None:
     optimizer.__dict__.pop("_init_group", None)
 
 
+def step_unseen(optimizer: torch.optim.Optimizer) -> None:
+    """Its class's step, of which no hooks are told, those of every optimizer's steps neither."""
+    step = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)  # type: ignore[attr-defined]
+
+
 def step_of(alone: torch.optim.Optimizer, group: dict[str, Any], part: Tensor, state: dict[str, Any]) -> dict[str, Any]:
     """Step a part of a parameter by itself, of which hooks of every optimizer's steps are not told.
 
@@ -67,8 +73,7 @@ def step_of(alone: torch.optim.Optimizer, group: dict[str, Any], part: Tensor, s
         Its state after that.
     """
     alone.state, alone.param_groups = defaultdict(dict, {part: state}), [{**group, "params": [part]}]
-    step = type(alone).step
-    (step.__wrapped__ if getattr(step, "hooked", False) else step)(alone)  # type: ignore[attr-defined]
+    step_unseen(alone)
     after = dict(alone.state[part])
     alone.state, alone.param_groups = defaultdict(dict), []
     return after
