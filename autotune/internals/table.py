@@ -95,6 +95,7 @@ FEATURES: tuple[Feature, ...] = (
         "transformers.configuration_utils.PretrainedConfig._attn_implementation",
         "transformers.modeling_utils.PreTrainedModel._can_set_attn_implementation",
         "transformers.modeling_utils.PreTrainedModel._supports_sdpa",
+        "transformers.modeling_utils.PreTrainedModel._supports_flex_attn",
     ),
     _of_techniques("steps in backward", "torch.optim.Optimizer.__init__:_optimizer_step_pre_hooks"),
     _of_techniques(
