@@ -8,18 +8,19 @@ place, with one of its rows as what it takes. A place with one row varies as its
 make: its row times one of their rows, over that place's median. Left out are rows below a model's weights in half
 precision, which are no training's; torchatari with another `cpu` is another job, since that is its number of
 environments. Each asks for memory of its card; where that was too little, it dies and asks for the whole card. Waste is
-what was asked for and not used; what died has wasted all that it asked for. A run tells what it took
-(`POST /v1/took`). Asked for is
+what was asked for and not used; what died has wasted all that it asked for. Asked for is
 
 - what the service's own code answers of the job at this batch on this card: measured by a search, which each place on
-  a CUDA card has after its first run (three runs; what the search itself took is not counted), or by three runs that
-  told; else the upper end of what is predicted (`benchmarks/results/cards-cpu.jsonl`); where nothing is known, what
-  habit asks for, since the webhook then lets a job through as it is;
-- by predictions alone: the upper end, of jobs of which something is predicted;
+  a CUDA card has after its first run (three runs; what the search itself took is not counted); else the upper end of
+  what is predicted (`benchmarks/results/cards-cpu.jsonl`). Where nothing is known there are two ways, with a waste for
+  each: what habit asks for at the same batch, since the webhook then lets a job through as it is; and the whole card;
+- by predictions alone: the upper end, of jobs of which something is predicted; those of models that the predictor was
+  not developed on (held out) once more apart;
 - by habit: what the job's last run on such a card took, times 1.2, the whole card at first: its last run at the same
   batch, and its last run at any.
 
-Bars: out of memory 0.1 % from kept measurements, 5 % from predictions alone; half of the waste of habit; 2 s at the
+Bars: out of memory 0.1 % from kept measurements, 5 % from predictions alone; half of the waste of habit at the same
+batch; 2 s at the
 95th percentile for a known fingerprint.
 """
 
@@ -42,7 +43,7 @@ from typing import Any
 from autotune.estimates.cards import Card, find_cards, option_name
 from autotune.estimates.types import Estimate, Fit, Interval
 from autotune.plan import Plan, load_plan
-from autotune.service.predictions import Predicted, Took, known_on
+from autotune.service.predictions import known_on
 from autotune.units import MIB
 
 from .rows import HERE, load_rows, save_rows
@@ -55,7 +56,6 @@ CARDS = {card.name.removesuffix("X"): card for card in find_cards("h100,h200,l40
 KNOWN = tuple(name for name, card in CARDS.items() if not card.is_amd)
 LEAST_MIB = {"diffusion-single": 2 * 1289.95e6 / MIB}
 """Of a training, by its parameters. Others have no row below."""
-FINGERPRINT = "sha256:" + "0" * 64
 Place = tuple[str, str, int]
 """A job, a card, and a batch."""
 
@@ -130,14 +130,14 @@ def tell(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         places.update(row["died_of"])
     print("  of kept measurements: " + "; ".join(f"{place}: {died}" for place, died in places.most_common()))
     print(f"  nothing known: {of('unknown_asked'):.0f}, of which {of('unknown_died'):.0f} ran out of memory")
-    waste, used = of("wasted_mib"), of("used_mib")
-    print(f"  waste: {waste / used:.2f} of what jobs used")
-    for key, habit in (("batch_habit", "at the batch"), ("habit", "at any batch")):
-        wasted, died = of(f"{key}_wasted_mib"), of(f"{key}_died")
+    used, at_batch, at_any = of("used_mib"), of("batch_habit_wasted_mib"), of("habit_wasted_mib")
+    for ask, waste in (("what habit asks for", of("wasted_mib")), ("the whole card", of("whole_wasted_mib"))):
         print(
-            f"  by habit, the last run {habit}: {wasted / used:.2f}, and {died:.0f} ran out of memory: waste is "
-            f"{waste / wasted:.2f} of it (bar {WASTE_BAR})"
+            f"  waste, where nothing is known with {ask}: {waste / used:.2f} of what jobs used; of habit's at the same "
+            f"batch {waste / at_batch:.2f} (bar {WASTE_BAR}), at any {waste / at_any:.2f}"
         )
+    for habit, waste, died in (("the same", at_batch, of("batch_habit_died")), ("any", at_any, of("habit_died"))):
+        print(f"  habit, the last run at {habit} batch: waste {waste / used:.2f}, and {died:.0f} ran out of memory")
 
 
 def measured_runs() -> dict[Place, list[float]]:
@@ -179,13 +179,12 @@ class Cluster:
             if len(row) > 1:
                 self._ratios[self._of_make(place)] += [mib / statistics.median(row) for mib in row]
         self._plans: dict[str, list[tuple[str, Plan]]] = defaultdict(list)
-        self._kept: dict[str, Predicted] = defaultdict(lambda: Predicted(fingerprint=FINGERPRINT, owner="ann"))
         self._golden = load_plan(HERE.parent / "tests" / "golden" / "plan.yaml")
         self._searched: set[Place] = set()
 
     def run(self) -> dict[str, Any]:
         """What each way of asking comes to."""
-        service, again, alone, held_out, batch_habit, habit = (Tally() for _ in range(6))
+        service, whole_card, again, alone, held_out, batch_habit, habit = (Tally() for _ in range(7))
         died_of = Counter[str]()
         last: dict[tuple[str, ...] | Place, float] = {}
         for _ in range(NUM_JOBS):
@@ -194,6 +193,7 @@ class Cluster:
             by_habit = HABIT * last.get(place, whole)
             how, asked = self._ask(place)
             service.run(how, by_habit if asked is None else asked, took, whole)
+            whole_card.run(how, whole if asked is None else asked, took, whole)
             if how == "measured" and asked is not None:
                 if self._of_make(place) in self._ratios:
                     again.run("again", asked, took, whole)
@@ -205,10 +205,11 @@ class Cluster:
                     held_out.run("held_out", one.high / MIB, took, whole)
             batch_habit.run("batch_habit", by_habit, took, whole)
             habit.run("habit", HABIT * last.get(place[:2], whole), took, whole)
-            self._learn(place, took)
+            self._search(place)
             last[place] = last[place[:2]] = took
         found: dict[str, Any] = {
             "wasted_mib": service.wasted_mib,
+            "whole_wasted_mib": whole_card.wasted_mib,
             "used_mib": service.used_mib,
             "batch_habit_wasted_mib": batch_habit.wasted_mib,
             "habit_wasted_mib": habit.wasted_mib,
@@ -235,19 +236,15 @@ class Cluster:
     def _ask(self, place: Place) -> tuple[str, float | None]:
         """How much is known of it, and MiB to ask for; None where nothing is."""
         job, card, batch = place[0], CARDS[place[1]], place[2]
-        kept = self._kept[job]
+        estimates = {}
         if place in self._predicted:  # an archive is asked about at its batch
-            kept = kept.and_then(_estimate(card, batch, self._predicted[place][0]))
-        known = known_on(card, None, self._plans[job], kept, batch)
+            estimates = {option_name(card): _estimate(batch, self._predicted[place][0])}
+        known = known_on(card, None, self._plans[job], estimates, batch)
         return known.how, None if known.high_bytes is None else known.high_bytes / MIB
 
-    def _learn(self, place: Place, took_mib: float) -> None:
-        """What the run took is told; and a search measures the job there, if none has."""
+    def _search(self, place: Place) -> None:
+        """A search measures the job there, if none has."""
         job, card, batch = place[0], CARDS[place[1]], place[2]
-        size = round(took_mib * MIB)
-        run = Took(batch=batch, runs=1, least_bytes=size, most_bytes=size)
-        more = Predicted(fingerprint=FINGERPRINT, owner="ann", took={option_name(card): (run,)})
-        self._kept[job] = self._kept[job].and_then(more)
         if not card.is_amd and place not in self._searched:
             self._searched.add(place)
             sizes = [round(self._draw(place) * MIB) for _ in range(NUM_REPEATS)]
@@ -269,11 +266,10 @@ class Cluster:
         return place[0], CARDS[place[1]].is_amd
 
 
-def _estimate(card: Card, batch: int, process: Interval) -> Predicted:
+def _estimate(batch: int, process: Interval) -> Estimate:
     fit = Fit(micro=batch, accumulate=1, tensors=process, process=process)
     more = {"base_bytes": 0, "largest": fit, "smallest": None, "surely": batch, "phase": "", "module": "", "fills": ()}
-    one = Estimate(how="traced", reference=fit, seconds=0.0, **more)
-    return Predicted(fingerprint=FINGERPRINT, owner="ann", cards={option_name(card): one})
+    return Estimate(how="traced", reference=fit, seconds=0.0, **more)
 
 
 def latency(num_searches: int, num_requests: int) -> dict[str, Any]:

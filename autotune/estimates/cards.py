@@ -61,6 +61,7 @@ class Card:
             name=self.name,
             memory_bytes=self.memory_mib * MIB,
             capability=self.capability,
+            is_amd=self.is_amd,
             bf16=self.capability >= _NATIVE_BF16,
         )
 

@@ -1,8 +1,7 @@
-"""What is known of a job's memory without running it: measurements of its plans, what its runs took as they told, and
-predictions that are kept.
+"""What is known of a job's memory without running it: measurements of its plans, and predictions that are kept.
 
 For schedulers, which ask before they place a job. A measurement holds for the type of device that it was made on. By
-how much runs of a job differ is known from all its plans and runs, at whatever batch, on cards of one make.
+how much runs of a job differ is known from all its plans, at whatever batch, on whatever card.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
 from ..errors import PlanError
-from ..estimates.cards import CARDS, Card, option_name, recognised
+from ..estimates.cards import Card, option_name, recognised
 from ..estimates.types import Estimate
 from ..files import write_text
-from ..plan import ROOM, Budget, Peak, Plan
+from ..plan import ROOM, Plan
 from ..units import format_bytes, format_percent
 from ..words import count
 from .problems import Problem
@@ -31,11 +30,9 @@ from .store.database import Database
 from .store.states import State
 from .store.tables import SEARCHES
 
-_MOST_BATCHES = 64
-"""That are remembered of a job on a card: the newest."""
-_ENOUGH = 3
-"""Runs that tell as much as a search's repeats."""
-_MARGIN = Budget().margin
+_MOST_APART = 0.1
+"""Of a peak: by how much runs of a plan are taken to differ because those of another of the job did. One that was noisy
+says no more of the others."""
 
 
 class Known(BaseModel):
@@ -49,8 +46,7 @@ class Known(BaseModel):
     fits: bool
     """Whether the job does, within the budget and the card's memory, at the upper end of the interval."""
     how: Literal["measured", "predicted", "unknown"]
-    """``measured`` by a search on such a card, with its plan, or by three runs that told what they took; ``predicted``
-    of the job as it stands, from traces."""
+    """``measured`` by a search on such a card, with its plan; ``predicted`` of the job as it stands, from traces."""
     batch: int | None = None
     """Samples in a forward pass."""
     peak_bytes: int | None = None
@@ -77,56 +73,19 @@ def _card(card: Card) -> dict[str, Any]:
     return {"card": option_name(card), "memory_bytes": card.device.memory_bytes}
 
 
-class Took(BaseModel):
-    """What runs of a job took on a type of card, at one batch."""
-
-    model_config = ConfigDict(frozen=True)
-
-    batch: int
-    """Samples in a forward pass."""
-    runs: int
-    """How many ended well."""
-    least_bytes: int
-    """What the card charged the one of them that took least."""
-    most_bytes: int
-    """The one that took most; one that ran out of memory took more than it was given."""
-
-    def and_then(self, other: Took) -> Took:
-        """With a later run, at the same batch."""
-        runs = [one for one in (self, other) if one.runs] or [self, other]
-        return Took(
-            batch=self.batch,
-            runs=self.runs + other.runs,
-            least_bytes=min(one.least_bytes for one in runs),
-            most_bytes=max(self.most_bytes, other.most_bytes),
-        )
-
-    @property
-    def apart(self) -> float:
-        """By which share of the largest they differ."""
-        return 1 - self.least_bytes / self.most_bytes if self.runs else 0.0
-
-
 class Predicted(BaseModel):
-    """What is known of one job without a search, as :class:`Predictions` keeps it."""
+    """One job's predicted memory, as :class:`Predictions` keeps it."""
 
     model_config = ConfigDict(frozen=True)
 
     fingerprint: str = Field(pattern="^sha256:[0-9a-f]{64}$")
     owner: str
-    cards: dict[str, Estimate] = {}
-    took: dict[str, tuple[Took, ...]] = {}
-    """By card, one for each batch."""
-
-    def and_then(self, more: Predicted) -> Predicted:
-        """With later estimates, and later runs beside those that are known."""
-        took = {name: _added(self.took.get(name, ()), rows) for name, rows in more.took.items()}
-        return more.model_copy(update={"cards": {**self.cards, **more.cards}, "took": {**self.took, **took}})
+    cards: dict[str, Estimate]
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Kept answers: plans in the database; estimates, and what runs took, in files of the state folder."""
+    """Kept answers: plans in the database, and estimates in files of the state folder."""
 
     database: Database
     folder: Path
@@ -148,15 +107,16 @@ class Predictions:
             fingerprint: of the task, as plans have it.
             cards: which.
             budget_bytes: what may be taken of each; None is all of it.
-            asker: whose estimates and runs count: those of others are what their code says.
+            asker: whose estimates count: those of others are what their code says.
             own_alone: whether the plans of the asker's own searches count alone.
             batch: samples in a forward pass; None is any.
         """
-        plans, kept = self._plans(fingerprint, asker if own_alone else None), self._kept(fingerprint, asker)
-        return [known_on(card, budget_bytes, plans, kept, batch) for card in cards]
+        plans = self._plans(fingerprint, asker if own_alone else None)
+        estimates = self._estimates(fingerprint, asker)
+        return [known_on(card, budget_bytes, plans, estimates, batch) for card in cards]
 
-    def keep(self, more: Predicted) -> None:
-        """Keep a job's estimates beside those of other cards, and add its runs to those that are known.
+    def keep(self, predicted: Predicted) -> None:
+        """Keep a job's estimates beside those of other cards.
 
         Raises:
             Problem: 507, there is no room.
@@ -164,8 +124,9 @@ class Predictions:
         try:
             self.folder.mkdir(exist_ok=True, mode=0o700)
             with self._writing:
-                whole = self._kept(more.fingerprint, more.owner).and_then(more)
-                write_text(self._file(more.fingerprint, more.owner), whole.model_dump_json(), PlanError)
+                known = self._estimates(predicted.fingerprint, predicted.owner)
+                whole = predicted.model_copy(update={"cards": {**known, **predicted.cards}})
+                write_text(self._file(predicted.fingerprint, predicted.owner), whole.model_dump_json(), PlanError)
         except (OSError, PlanError):
             raise Problem(507, "the service cannot keep the estimate: is its disk full?") from None
 
@@ -185,11 +146,12 @@ class Predictions:
                     found.append((-plan.measured.samples_per_s.value, row.id, plan))
         return [(search, plan) for _, search, plan in sorted(found, key=lambda one: one[:2])]
 
-    def _kept(self, fingerprint: str, owner: str) -> Predicted:
+    def _estimates(self, fingerprint: str, owner: str) -> dict[str, Estimate]:
+        """By card."""
         try:
-            return Predicted.model_validate_json(self._file(fingerprint, owner).read_bytes())
+            return Predicted.model_validate_json(self._file(fingerprint, owner).read_bytes()).cards
         except (OSError, ValueError):  # there is none, or another version's
-            return Predicted(fingerprint=fingerprint, owner=owner)
+            return {}
 
     def _file(self, fingerprint: str, owner: str) -> Path:
         name = hashlib.sha256(f"{fingerprint}/{owner}".encode()).hexdigest()
@@ -197,7 +159,11 @@ class Predictions:
 
 
 def known_on(
-    card: Card, budget_bytes: int | None, plans: Sequence[tuple[str, Plan]], kept: Predicted, batch: int | None
+    card: Card,
+    budget_bytes: int | None,
+    plans: Sequence[tuple[str, Plan]],
+    estimates: Mapping[str, Estimate],
+    batch: int | None,
 ) -> Known:
     """What is known of a job on one card, as :meth:`Predictions.known` says.
 
@@ -205,23 +171,23 @@ def known_on(
         card: which.
         budget_bytes: what may be taken of it; None is all of it.
         plans: of the job, on any card, with their searches, the fastest first.
-        kept: estimates and runs.
+        estimates: of the job, by card.
         batch: samples in a forward pass; None is any.
     """
     limit = min(card.device.memory_bytes, budget_bytes or card.device.memory_bytes)
-    took = {one.batch: one for one in kept.took.get(option_name(card), ()) if batch in (None, one.batch)}
-    apart = max(_apart(card, plans, kept), default=0.0)
+    apart = min(_MOST_APART, max((_apart(plan) for _, plan in plans if _card_of(plan) is not None), default=0.0))
     own = [
-        _measured(card, limit, search, plan, took.get(_batch(plan) or 0), apart)
+        _measured(card, limit, search, plan, apart)
         for search, plan in plans
-        if _is_on(plan, card) and batch in (None, _batch(plan))
+        if _card_of(plan) == card and batch in (None, _batch(plan))
     ]
-    estimate = kept.cards.get(option_name(card))
     if own:  # the fastest that fits, else what takes least
         return min(own, key=lambda row: (not row.fits, row.high_bytes if not row.fits else 0))
+    estimate = estimates.get(option_name(card))
     if estimate is not None and batch in (None, estimate.reference.micro):
-        return _predicted(card, limit, estimate, took.get(estimate.reference.micro), apart)
-    return _told(card, limit, took, apart)
+        return _predicted(card, limit, estimate)
+    said = "nothing is kept of this job on such a card: send its archive, or search there"
+    return Known(**_card(card), fits=False, how="unknown", sure=said)
 
 
 def read_estimate(text: bytes) -> tuple[str, dict[str, Estimate]]:
@@ -238,89 +204,50 @@ def read_estimate(text: bytes) -> tuple[str, dict[str, Estimate]]:
     }
 
 
-def _is_on(plan: Plan, card: Card) -> bool:
-    return plan.environment is not None and recognised(plan.environment.device) == card
+def _card_of(plan: Plan) -> Card | None:
+    """That it was found on; None on a CPU, and on a card that has no name."""
+    return recognised(plan.environment.device) if plan.environment is not None else None
 
 
 def _batch(plan: Plan) -> int | None:
     return plan.settings.batch.micro if plan.settings.batch is not None else None
 
 
-def _added(known: Sequence[Took], more: Sequence[Took]) -> tuple[Took, ...]:
-    """Each batch once, the newest last."""
-    found = {one.batch: one for one in known}
-    for one in more:
-        before = found.pop(one.batch, None)
-        found[one.batch] = before.and_then(one) if before else one
-    return tuple(found.values())[-_MOST_BATCHES:]
-
-
-def _apart(card: Card, plans: Sequence[tuple[str, Plan]], kept: Predicted) -> Iterator[float]:
-    """By which shares runs of a job are known to differ, at whatever batch, on cards of this one's make."""
-    for other in CARDS:
-        if other.is_amd == card.is_amd:
-            yield from (one.apart for one in kept.took.get(option_name(other), ()))
-    for _, plan in plans:
-        on = recognised(plan.environment.device) if plan.environment is not None else None
-        if on is not None and on.is_amd == card.is_amd and plan.measured is not None:
-            yield (plan.measured.peak.spread or 0) / plan.measured.peak.process
-
-
-def _sized(peak: Peak, most_bytes: int, apart: float, margin: float) -> tuple[tuple[int, int, int], str]:
-    """Interval of the next run, and in words what it is above the largest."""
-    largest = peak.model_copy(update={"process": most_bytes, "spread": round(apart * most_bytes)})
-    spread = largest.spread or 0
-    said = f"; above it {ROOM:.0f} times the {format_bytes(spread)} that they differ by" if spread else ""
-    low = round(most_bytes - max(margin * most_bytes, spread))
-    return (low, most_bytes, largest.next_bytes(margin)), f"{format_percent(margin)} on either side{said}"
-
-
-def _measured(card: Card, limit_bytes: int, search: str, plan: Plan, took: Took | None, apart: float) -> Known:
+def _apart(plan: Plan) -> float:
+    """By which share of the largest its processes differ."""
     assert plan.measured is not None, "others are left out"
-    peak = plan.measured.peak
-    most = max(peak.process, took.most_bytes if took else 0)
-    size, around = _sized(peak, most, max(apart, 1 - (peak.process - (peak.spread or 0)) / most), plan.budget.margin)
+    return (plan.measured.peak.spread or 0) / plan.measured.peak.process
+
+
+def _measured(card: Card, limit_bytes: int, search: str, plan: Plan, apart: float) -> Known:
+    assert plan.measured is not None, "others are left out"
+    peak, margin = plan.measured.peak, plan.budget.margin
+    spread = max(peak.spread or 0, round(apart * peak.process))
     runs = count(plan.measured.samples_per_s.repeats, "process", "fresh processes")
-    told = f" and of {count(took.runs, 'run')} since" if took else ""
+    above = f"; above it {ROOM:.0f} times the {format_bytes(spread)} that runs of it differ by" if spread else ""
     return Known.of(
         card,
         limit_bytes,
-        *size,
+        round(peak.process - max(margin * peak.process, spread)),
+        peak.process,
+        peak.model_copy(update={"spread": spread}).next_bytes(margin),
         how="measured",
         batch=_batch(plan),
         host_bytes=peak.host,
         search=search,
-        sure=f"the largest of {runs} with the plan of search {search}{told}, {around}",
+        sure=f"the largest of {runs} with the plan of search {search}, {format_percent(margin)} on either side{above}",
     )
 
 
-def _told(card: Card, limit_bytes: int, took: Mapping[int, Took], apart: float) -> Known:
-    """By runs alone, at the batch of most of them."""
-    most = max(took.values(), key=lambda one: one.runs, default=None)
-    if most is None or most.runs < _ENOUGH:
-        said = "nothing is kept of this job on such a card: send its archive, or search there"
-        if most is not None:
-            said = f"{count(most.runs, 'run')} of it told what they took on such a card, and {_ENOUGH} are needed"
-        return Known(**_card(card), fits=False, how="unknown", sure=said)
-    size, around = _sized(Peak(process=most.most_bytes), most.most_bytes, apart, _MARGIN)
-    said = f"the largest of {count(most.runs, 'run')} that told what they took, {around}"
-    return Known.of(card, limit_bytes, *size, how="measured", batch=most.batch, sure=said)
-
-
-def _predicted(card: Card, limit_bytes: int, estimate: Estimate, took: Took | None, apart: float) -> Known:
+def _predicted(card: Card, limit_bytes: int, estimate: Estimate) -> Known:
     own, largest = estimate.reference, estimate.surely
-    if took is not None and took.runs >= _ENOUGH:
-        return _told(card, limit_bytes, {took.batch: took}, apart)
     more = f"; batches of {largest} fit {format_bytes(limit_bytes)}" if largest and largest > own.micro else ""
-    above = round((1 + _MARGIN) * took.most_bytes) if took is not None else 0
-    if above > own.process.high:
-        more += f"; a run has told that it took more, and is asked for with {format_percent(_MARGIN)}"
     return Known.of(
         card,
         limit_bytes,
         own.process.low,
         own.process.value,
-        max(own.process.high, above),
+        own.process.high,
         how="predicted",
         batch=own.micro,
         sure=f"{estimate.how}, not measured: at most one peak in twenty is to be above the interval{more}",

@@ -109,6 +109,8 @@ class Precision(Technique):
             return f"{self.kind} is for CUDA devices"
         if self.kind == "tf32" and (device.capability or (0, 0)) < (8, 0):
             return f"{device.name} has no TF32 (compute capability 8.0 and up)"
+        if self.kind == "tf32" and device.is_amd:
+            return f"{device.name} is AMD's, where TF32 is another switch"
         return None
 
     def options_of(self, program: Program) -> Mapping[str, Any]:

@@ -140,6 +140,8 @@ def test_the_dataset_may_bind_and_where_nothing_fits_the_least_is_told():
     ],
 )
 def test_a_card_that_lacks_what_the_task_states_is_named(stated: str, told: str):
+    """Of AMD's, TF32 is another switch than torch's."""
+    assert ("lack: MI325X" in words(on("mi325x,h100", Says(precision=stated)), 200)) is (stated == "tf32")
     assert told in " ".join(words(on("t4,h100", Says(precision=stated)), 200).split())
     assert "lack" not in words(on("l4,h100", Says(precision=stated)), 200)
 

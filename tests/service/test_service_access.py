@@ -54,7 +54,6 @@ ROUTES = {
     ("PUT", "/v1/archives/" + "0" * 64): "submit",
     ("POST", "/v1/searches"): "submit",
     ("POST", "/v1/predict"): "submit",
-    ("POST", "/v1/took"): "submit",
     ("POST", "/v1/searches/0123456789abcdef/cancel"): "submit",
     ("POST", "/v1/searches/0123456789abcdef/resume"): "submit",
     ("PATCH", "/v1/searches/0123456789abcdef"): "submit",

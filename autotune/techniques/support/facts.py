@@ -34,6 +34,8 @@ class Device(_Frozen):
     """All of the device's memory (of the machine, for a CPU)."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability."""
+    is_amd: bool = False
+    """Whether it is AMD's, which torch calls ``cuda`` as well."""
     bf16: bool
     """Whether the device computes in bfloat16 natively."""
     driver: str | None = None
