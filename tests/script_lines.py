@@ -59,7 +59,7 @@ def look_here(path, monkeypatch, **options):
 
 
 def choose_here(path, monkeypatch, limit_bytes=2**40):
-    """What fits the script, or why nothing can be said."""
+    """What fits the script and what is noted of it, or why nothing can be said."""
     monkeypatch.setattr(sys, "argv", [str(path)])
     found = []
 
@@ -83,4 +83,4 @@ def choose_here(path, monkeypatch, limit_bytes=2**40):
         pass
     finally:
         hooks.remove()
-    return found[0].message if isinstance(found[0], Failed) else found[0].found
+    return found[0].message if isinstance(found[0], Failed) else found[0]

@@ -104,6 +104,8 @@ class Chosen(_Outcome):
     kind: Literal["chosen"] = "chosen"
     found: Cheapest
     """What was chosen, and what is predicted of it."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know of a script's steps."""
 
 
 class Predicted(_Outcome):

@@ -104,7 +104,7 @@ def fit_job(what: WhatToEstimate, executor: Executor, output: Path) -> Plan:
         budget=budget,
         settings=settings.in_force(facts.precision),
         exactness={one.name: one.exactness(facts) for one in chosen.chosen.settings.chosen()},
-        notes=tuple(_notes(what, output, chosen, facts)),
+        notes=(*_notes(what, output, chosen, facts), *outcome.notes),
         predicted=foreseen(chosen),
     )
 

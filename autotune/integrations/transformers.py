@@ -238,9 +238,10 @@ def _check_loader(plan: Plan, loader: Any) -> None:
         return
     if found is not None:
         raise PlanError(f"the Trainer's loader yields batches of {found}, and the plan trains on {batch.describe()}.")
-    if sampler is not None:
+    made_by = type(getattr(sampler, "batch_sampler", sampler))  # several ranks share one out by accelerate's
+    if made_by.__module__.startswith("transformers."):  # a user's own may make batches of one size
         raise PlanError(
-            f"the Trainer's loader makes batches of any size ({type(sampler).__name__}), and the plan trains on "
+            f"the Trainer's loader makes batches of any size ({made_by.__name__}), and the plan trains on "
             f"{batch.describe()}. Use another train_sampling_strategy, or leave batch out of the plan."
         )
 

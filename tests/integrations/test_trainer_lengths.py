@@ -149,3 +149,32 @@ def test_batches_of_tokens_are_refused_in_a_trainer_and_its_own_in_a_task(traine
         from_trainer(lambda: trainer_of(train_sampling_strategy="batch_rebalance"))
     with pytest.raises(PlanError, match=r"batches of any size \(BatchRebalanceSampler\)"):
         trained(trainer_of(Planned, plan_of(), train_sampling_strategy="batch_rebalance"))
+
+
+class Pairs(torch.utils.data.Sampler):
+    """Batches of two, which it does not say."""
+
+    def __len__(self) -> int:
+        return len(LENGTHS) // 2
+
+    def __iter__(self) -> Any:
+        return iter([[place + 1, place] for place in range(0, len(LENGTHS), 2)])
+
+
+class InPairs(transformers.Trainer):
+    def get_train_dataloader(self) -> Any:
+        loader = torch.utils.data.DataLoader(self.train_dataset, batch_sampler=Pairs(), collate_fn=padded)
+        return self.accelerator.prepare(loader)
+
+
+class PlannedInPairs(PlanMixin, InPairs):
+    pass
+
+
+@pytest.mark.medium
+def test_a_users_own_batch_sampler_may_make_the_plans_batches(trainer_of):
+    steps, losses = trained(trainer_of(InPairs))
+    assert [*chain(*steps)] == [*Pairs()]
+    planned_steps, planned_losses = trained(trainer_of(PlannedInPairs, plan_of()))
+    assert planned_steps == steps
+    assert planned_losses == pytest.approx(losses, rel=1e-5)

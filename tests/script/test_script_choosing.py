@@ -39,7 +39,11 @@ def train(loss_of, model, steps=9):
 
 @pytest.fixture
 def choose(write, monkeypatch):
-    return lambda body: choose_here(write(body), monkeypatch)
+    def choose(body):
+        answer = choose_here(write(body), monkeypatch)
+        return answer if isinstance(answer, str) else answer.found
+
+    return choose
 
 
 ROUTED = """
@@ -192,10 +196,13 @@ HIDDEN = ROWS * 128 * 4
 def test_a_teacher_in_train_mode_counts(loss, choose):
     """It takes a hidden layer and its tanh, beside a student that has 8 outputs of a row."""
     found = choose(TEACHER + train_of(loss))
-    temporary = sum(one.num_bytes for one in found.fills if one.kind == "temporary")
-    assert 2 * HIDDEN <= temporary <= 2.1 * HIDDEN
-    without = choose(TEACHER + train_of("alone"))
-    assert sum(one.num_bytes for one in without.fills if one.kind == "temporary") < HIDDEN / 4
+    assert 2 * HIDDEN <= temporary_bytes(found) <= 2.1 * HIDDEN
+    assert temporary_bytes(choose(TEACHER + train_of("alone"))) < HIDDEN / 4
+
+
+def temporary_bytes(found):
+    """At the peak."""
+    return sum(one.num_bytes for one in found.fills if one.kind == "temporary")
 
 
 def train_of(loss):
@@ -209,9 +216,100 @@ for step, (x, y) in zip(range(9), data({ROWS})):
 
 
 @pytest.mark.medium
-def test_a_pass_that_was_not_seen_whole_is_not_left_out(choose):
-    """It may take more than the others."""
-    odd = """
+def test_an_evaluation_before_the_first_pass_does_not_count(choose):
+    """There are no states of an optimizer then."""
+    evaluates = f"""
+with torch.no_grad():
+    teacher(torch.randn({ROWS}, 32))
+"""
+    assert temporary_bytes(choose(TEACHER + evaluates + train_of("alone"))) < HIDDEN / 4
+
+
+@pytest.mark.medium
+def test_a_teacher_of_the_first_batch_counts_and_an_evaluation_before_does_not(choose):
+    """The first batch that is drawn to train on is the largest."""
+    body = f"""
+rows = {ROWS}, 256, 256
+batches = torch.utils.data.DataLoader([next(data(each)) for each in rows], batch_size=None)
+for x, y in batches:
+    with torch.no_grad():
+        teacher(x.repeat(4, 1))
+optimizer = torch.optim.AdamW(student.parameters())
+for x, y in batches:
+    before(student, x, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    assert 2 * HIDDEN <= temporary_bytes(choose(TEACHER + body)) <= 2.1 * HIDDEN
+
+
+@pytest.mark.medium
+def test_what_a_smaller_pass_has_beside_it_counts_in_the_largest(choose):
+    """The first step has the largest batch, the second an evaluation."""
+    body = f"""
+optimizer = torch.optim.AdamW(student.parameters())
+for step, rows in enumerate((512, 256, 256)):
+    x, y = next(data(rows))
+    if step == 1:
+        with torch.no_grad():
+            teacher(torch.randn({ROWS}, 32))
+    alone(student, x, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    assert 2 * HIDDEN <= temporary_bytes(choose(TEACHER + body)) <= 2.1 * HIDDEN
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("asks_first", [True, False])
+def test_a_teacher_in_another_thread_is_left_alone(asks_first, choose):
+    """What records a pass is of the script's own thread."""
+    body = f"""
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(1)
+@torch.no_grad()
+def ask(x):
+    return teacher(x)
+def threaded(model, x, y):
+    wanted = pool.submit(ask, x) if {asks_first} else None
+    out = model(x)
+    return F.mse_loss(out, (wanted or pool.submit(ask, x)).result())
+"""
+    assert choose(TEACHER + body + train_of("threaded")).how == "traced"
+
+
+@pytest.mark.medium
+def test_calls_without_gradients_are_looked_into_once_for_each_shape(choose, tmp_path):
+    """None before the first pass; a mode that sees each operation makes small ones many times slower."""
+    body = f"""
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+seen = []
+class Teacher(Block):
+    def forward(self, x):
+        seen.append((len(x), _get_current_dispatch_mode() is not None))
+        return super().forward(x)
+teacher = Teacher()
+@torch.no_grad()
+def ask(rows):
+    teacher(torch.randn(rows, 32))
+ask(4)
+def loss_of(model, x, y):
+    out = model(x)
+    for rows in (4, 4, 8, 4, 8):
+        ask(rows)
+    return F.cross_entropy(out, y)
+try:
+    train(loss_of, build())
+finally:
+    torch.save(seen, {str(tmp_path / "seen.pt")!r})
+"""
+    choose(body)
+    seen = torch.load(tmp_path / "seen.pt")
+    assert seen[:6] == [(4, False), (4, True), (4, False), (8, True), (4, False), (8, False)]
+    assert not any(is_seen for _, is_seen in seen[6:])
+
+
+ODD = """
 class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -222,11 +320,27 @@ class Twice(torch.autograd.Function):
 seen = []
 def loss_of(model, x, y):
     seen.append(x)
-    loss = F.cross_entropy(model(x), y)
+    rows = ROWS if len(seen) == 2 else 512
+    loss = F.cross_entropy(model(x[:rows]), y[:rows])
     return Twice.apply(loss) if len(seen) == 2 else loss
 train(loss_of, build())
 """
-    assert "its loss goes by what is not seen (TwiceBackward)" in choose(odd)
+
+
+@pytest.mark.medium
+def test_a_pass_that_was_not_seen_whole_is_not_left_out(choose):
+    """It may take more than the others."""
+    assert "its loss goes by what is not seen (TwiceBackward)" in choose(ODD.replace("ROWS", "512"))
+
+
+@pytest.mark.medium
+def test_a_smaller_one_is_left_out_and_noted(write, monkeypatch):
+    """It has half the others' batch."""
+    answer = choose_here(write(ODD.replace("ROWS", "256")), monkeypatch)
+    assert answer.found.how == "traced"
+    assert answer.notes == (
+        "a pass of a smaller batch was not seen whole: its loss goes by what is not seen (TwiceBackward)",
+    )
 
 
 @pytest.mark.medium

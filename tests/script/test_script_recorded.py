@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from autotune.script.trial.recorded import Recorder
 
@@ -150,39 +150,55 @@ def test_a_block_that_ends_within_a_pass_is_told():
         recorder.returned(outputs)
     assert recorder.passed_back(outputs.square().mean()) is None
     assert recorder.why == "a `with` block that is not of autotune ends in a pass"
+    assert recorder.lost_elements == torch.inf
     assert torch.overrides._get_current_function_mode() is None
 
 
+class Wide(nn.Module):
+    """Takes twice as many numbers as it is called with, and once more."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(()))
+        self.is_seen = []
+
+    def forward(self, x):
+        self.is_seen.append(_get_current_dispatch_mode() is not None)
+        return (self.one * x + 1).sum()
+
+
 def test_what_a_call_without_gradients_takes_is_taken_again_at_its_place():
-    """Before a pass as that begins; afterwards the next pass's."""
-    recorder, x = Recorder(), torch.randn(5, 6)
+    """Before a pass as that begins; afterwards the next pass's. Calls of one shape are looked into once."""
+    recorder, x, teacher = Recorder(), torch.randn(5, 6), Wide()
 
     def call_teacher(size):
-        with torch.no_grad(), recorder.beside("cpu"):
-            return (x.new_ones(size) + 1).sum().view(1)  # twice as much, then one number
+        inputs = torch.ones(size)
+        with torch.no_grad(), recorder.beside(teacher, inputs):
+            teacher(inputs)
 
     found = []
-    for before, within in ((0, 0), (0, 90), (50, 0)):
+    for before, within, after in ((0, (), 0), (0, (90, 40), 0), (50, (), 50), (0, (), 90)):
         if before:
             call_teacher(before)
         recorder.called(MODEL, ((x,), {}))
         outputs = MODEL(x)
         recorder.returned(outputs)
-        if within:
-            call_teacher(within)
-        found.append(recorder.passed_back(outputs.square().mean()))
-    plain, after, before = found
-    assert [[one.run and one.run.__name__ for one in each.operations] for each in found] == [
-        [None, "square", "mean"],
-        [None, "_take", "square", "mean"],
-        ["_take", None, "square", "mean"],
-    ]
-    assert [each.size for each in found] == [(30, 0), (30, 90 * 8), (30, 50 * 8)]
-    made = []
-    with MadeBytes(made):
-        assert torch.equal(after(MODEL, after.batch), plain(MODEL, plain.batch))
-    assert made.count(90 * 8) == 1
-    assert before(MODEL, before.batch).requires_grad
+        for size in within:
+            call_teacher(size)
+        loss = outputs.square().mean()
+        if after:
+            call_teacher(after)
+        found.append(recorder.passed_back(loss))
+    assert all([one.run and one.run.__name__ for one in each.operations] == [None, "square", "mean"] for each in found)
+    beside = [{number: taken for number, taken in each.beside.items() if taken} for each in found]
+    assert beside == [{}, {1: 90 * 8}, {0: 50 * 8, 3: 50 * 8}, {3: 90 * 8}]
+    assert teacher.is_seen == [True, True, True, False, False]
+    plain, *others = found
+    for each in others:
+        made = []
+        with MadeBytes(made):
+            assert torch.equal(each(MODEL, each.batch), plain(MODEL, plain.batch))
+        assert made == [taken for taken in each.beside.values() if taken]
 
 
 class MadeBytes(TorchDispatchMode):
@@ -206,7 +222,7 @@ def test_what_is_not_one_number_is_told(passes_back):
     outputs = MODEL(x)
     recorder.returned(outputs)
     assert recorder.passed_back(passes_back(outputs)) is None
-    assert (recorder.has_lost, recorder.why) == (True, "what is passed back is not one number")
+    assert (recorder.lost_elements, recorder.why) == (5 * 6, "what is passed back is not one number")
 
 
 def test_a_pass_of_others_is_none_that_was_lost():
@@ -217,4 +233,4 @@ def test_a_pass_of_others_is_none_that_was_lost():
     outputs = MODEL(x)
     recorder.returned(outputs)
     assert recorder.passed_back(other(outputs.detach()).mean()) is None
-    assert not recorder.has_lost
+    assert recorder.lost_elements < 0

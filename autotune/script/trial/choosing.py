@@ -3,6 +3,7 @@ in the script's own process, before it is ended."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
@@ -25,7 +26,7 @@ from ..plan.contexts import is_traced
 from ..plan.patches import patch
 from ..refusal import why_no_model
 from ..shards import unwrapped
-from .recorded import RecordedPass, Recorder
+from .recorded import RecordedPass, Recorder, keep_most
 
 NUM_STEPS = 3
 """Optimizer steps that are seen: the choice is made for the pass of most data."""
@@ -53,6 +54,8 @@ class Choosing(Observer):
         self._options, self._found, self._answer, self._take_off = request.options, found, answer, take_off
         self._recorder = Recorder()
         self._largest: RecordedPass | None = None
+        self._beside: dict[int, int] = {}
+        """Of all passes, the most of each."""
         self._is_in_call = False
         """Whether the model is called, or a module that is counted."""
 
@@ -66,14 +69,21 @@ class Choosing(Observer):
 
         return take_off
 
+    def _count(self, draw: Any) -> None:
+        super()._count(draw)
+        if not self.num_steps:
+            self._recorder.begin()
+
     def _around_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Count what a model takes that is called without gradients, which no trace of a pass has."""
-        first = None if self._is_in_call or is_traced() else next(module.parameters(), None)
-        if first is None or _has_gradients(module, (args, kwargs)):
+        is_handed_on = threading.current_thread() is not threading.main_thread()  # a recorder is of one thread
+        if is_handed_on or self._is_in_call or not self._recorder.has_begun or is_traced():
+            return original(module, *args, **kwargs)
+        if next(module.parameters(), None) is None or _has_gradients(module, (args, kwargs)):
             return original(module, *args, **kwargs)
         self._is_in_call = True
         try:
-            with self._recorder.beside(first.device.type):
+            with self._recorder.beside(module, (args, kwargs)):
                 return original(module, *args, **kwargs)
         finally:
             self._is_in_call = False
@@ -93,7 +103,10 @@ class Choosing(Observer):
         """A pass is recorded."""
         one, known = self._recorder.passed_back(loss), self._largest
         super().backward(loss)
-        if one is not None and (known is None or one.size > known.size):
+        if one is None:
+            return
+        keep_most(self._beside, one.beside)
+        if known is None or one.num_elements > known.num_elements:
             self._largest = one
 
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
@@ -105,7 +118,7 @@ class Choosing(Observer):
         if (why := self._why_not()) is not None:
             self._answer(Failed(message=f"the script's step cannot be traced: {why}. `autotune search` measures it."))
         try:
-            outcome: Outcome = Chosen(found=self._choose(optimizer, num_backwards))
+            outcome: Outcome = Chosen(found=self._choose(optimizer, num_backwards), notes=self._notes())
         except AutotuneError as error:
             outcome = Failed(message=str(error))
         self._answer(outcome)
@@ -118,12 +131,18 @@ class Choosing(Observer):
             return "the script compiles its model itself"
         if self._found.is_in_parts:
             return "the script calls parts of its model one by one"
-        return self._recorder.why if self._largest is None or self._recorder.has_lost else None
+        is_known = self._largest is not None and self._recorder.lost_elements < self._largest.num_elements
+        return None if is_known else self._recorder.why
+
+    def _notes(self) -> tuple[str, ...]:
+        if self._recorder.lost_elements < 0:
+            return ()
+        return (f"a pass of a smaller batch was not seen whole: {self._recorder.why}",)
 
     def _choose(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> Cheapest:
         assert self._largest is not None, "else there is a reason"
         held = self._recorder.held()
-        one = replace(self._largest, held=tuple(held))
+        one = replace(self._largest, held=tuple(held), beside=self._beside)
         model = unwrapped(self._found.model)
         loop = Loop(one, accumulate=num_backwards, takes_fewer=False)
         target, is_here = place(model, self._options.target)

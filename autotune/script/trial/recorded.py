@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,7 +53,7 @@ class RecordedPass:
     """A forward pass of a script, as a function of a model and a batch: a loss as ``autotune.fit`` takes it."""
 
     operations: tuple[_Operation, ...]
-    """Those that lead to the loss, and what is taken beside them."""
+    """Those that lead to the loss."""
     places: tuple[int, ...]
     """Numbers of the batch's tensors."""
     batch: tuple[Tensor, ...]
@@ -60,12 +62,13 @@ class RecordedPass:
     """Its number."""
     held: tuple[int, ...] = ()
     """Numbers of what the script's names hold until its next pass."""
+    beside: Mapping[int, int] = field(default_factory=dict)
+    """Most bytes that a module takes which is called without gradients, by how many operations come before."""
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Elements of the batch, and bytes that modules take which are called without gradients."""
-        beside = (one.arguments[0][1] for one in self.operations if one.run is _take)
-        return sum(tensor.numel() for tensor in self.batch), max(beside, default=0)
+    def num_elements(self) -> int:
+        """Of the batch."""
+        return sum(tensor.numel() for tensor in self.batch)
 
     def __call__(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
         """The loss.
@@ -76,9 +79,12 @@ class RecordedPass:
         """
         values: dict[int | str, Tensor] = dict(zip(self.places, batch, strict=True))
         values.update(_own_tensors(model))
-        for one in self.operations:
+        for number, one in enumerate(self.operations):
+            _take(model, self.beside.get(number, 0))
             written = one.again(model, [values[place] for place in one.reads])
             values.update(zip(one.writes, written, strict=True))
+        after = (num_bytes for number, num_bytes in self.beside.items() if number >= len(self.operations))
+        _take(model, max(after, default=0))
         loss, held = values[self.loss], [values[place] for place in self.held if place in values]
         loss.register_hook(partial(_hold, held))  # type: ignore[no-untyped-call]
         return loss
@@ -93,6 +99,8 @@ class _Pass:
     own: dict[int, str]
     """Names of the model's tensors, by their ids."""
     operations: list[_Operation] = field(default_factory=list)
+    beside: dict[int, int] = field(default_factory=dict)
+    """As a :class:`RecordedPass` has it."""
     held: list[Tensor] = field(default_factory=list)
     """In the order of their numbers; no id is another's meanwhile."""
     numbers: dict[int, int] = field(default_factory=dict)
@@ -104,10 +112,10 @@ class _Pass:
     is_lost: bool = False
     """Whether a part of it was not seen."""
 
-    def takes(self, num_bytes: int) -> None:
-        """Here so many bytes were taken for a while."""
-        name = next(iter(self.own.values()))
-        self.operations.append(_Operation(_take, ((_EMPTY, num_bytes), {}), (name,), (), None))
+    @property
+    def num_elements(self) -> int:
+        """Of its batch, and of whatever else it was given."""
+        return sum(self.held[number].numel() for number in self.given)
 
     def number(self, tensor: Tensor) -> int:
         """A new number for it."""
@@ -142,27 +150,35 @@ class Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.why = "no loss of a call of its model is passed back"
-        """Why nothing was recorded, in words; of the first pass that could not be."""
-        self.has_lost = False
-        """Whether a pass of the model could not be recorded, and so may take more than those that were."""
+        """Why nothing was recorded, in words; of the largest pass that could not be."""
+        self.lost_elements = -1.0
+        """Of the batch of that pass, which may take more than those that were; infinite where it is not known."""
+        self.has_begun = False
+        """Whether calls without gradients count."""
         self._last: dict[int, weakref.ref[Tensor]] = {}
         """What the last pass has made, by number."""
         self._pass: _Pass | None = None
         self._call: Callable[[Any], _Operation] | None = None
         self._taken_bytes = 0
         """By modules that were called without gradients since the last pass."""
+        self._known_bytes: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+        """What their calls take, by shapes and dtypes of inputs."""
         self._is_on = self._is_seen = False
         self._probe = torch.empty(0)
         """A tensor of the recorder's own, by which it sees that it is on."""
 
+    def begin(self) -> None:
+        """The first pass is about to come: what was called before this does not count."""
+        self.has_begun, self._taken_bytes = True, 0
+
     def called(self, model: nn.Module, inputs: Any) -> None:
         """The model is about to be called with ``inputs``, positional ones and named ones."""
         self._switch(on=False)
+        self.has_begun = True
         if self._pass is None:
-            self._pass = _Pass(_device_of(model), {id(tensor): name for name, tensor in _own_tensors(model).items()})
-            if self._taken_bytes:
-                self._pass.takes(self._taken_bytes)
-                self._taken_bytes = 0
+            own = {id(tensor): name for name, tensor in _own_tensors(model).items()}
+            self._pass = _Pass(_device_of(model), own, beside={0: self._taken_bytes})
+            self._taken_bytes = 0
         self._call = self._pass.reads(None, inputs)
 
     def returned(self, outputs: Any) -> None:
@@ -173,20 +189,21 @@ class Recorder(TorchFunctionMode):
             self._switch(on=True)
 
     @contextmanager
-    def beside(self, device_type: str) -> Iterator[None]:
-        """A module is called without gradients (a teacher, a target network): what it takes on this type of device for
-        a while counts at its place in the pass, and before a pass as that begins."""
-        is_on = self._is_on
+    def beside(self, module: nn.Module, inputs: Any) -> Iterator[None]:
+        """A module is called without gradients (a teacher, a target network): what it takes for a while counts at its
+        place in the pass, and before a pass as that begins. The first call with such inputs is looked into."""
+        is_on, known, most = self._is_on, self._known_bytes.setdefault(module, {}), MostAlive(_device_of(module))
+        key = tuple((tensor.shape, tensor.dtype) for tensor in tensors_in(inputs))
         self._switch(on=False)
-        most = MostAlive(device_type)
         try:
-            with most:
+            with nullcontext() if key in known else most:
                 yield
         finally:
+            num_bytes = known.setdefault(key, most.num_bytes)
             if self._pass is None:
-                self._taken_bytes = max(self._taken_bytes, most.num_bytes)
+                self._taken_bytes = max(self._taken_bytes, num_bytes)
             else:
-                self._pass.takes(most.num_bytes)
+                keep_most(self._pass.beside, {len(self._pass.operations): num_bytes})
             self._switch(on=is_on)
 
     def passed_back(self, loss: Any) -> RecordedPass | None:
@@ -196,7 +213,7 @@ class Recorder(TorchFunctionMode):
         if one is None or one.is_lost:
             return None
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            self._lose("what is passed back is not one number")
+            self._lose("what is passed back is not one number", one.num_elements)
             return None
         made = ((number, one.held[number]) for each in one.operations for number in each.writes)
         self._last = {number: weakref.ref(tensor) for number, tensor in made if tensor is not loss}
@@ -221,11 +238,11 @@ class Recorder(TorchFunctionMode):
     def _give_up(self, why: str) -> None:
         if self._pass is not None:
             self._pass.is_lost = True
-            self._lose(why)
+            self._lose(why, math.inf)
 
-    def _lose(self, why: str) -> None:
-        if not self.has_lost:
-            self.has_lost, self.why = True, why
+    def _lose(self, why: str, num_elements: float) -> None:
+        if num_elements > self.lost_elements:
+            self.lost_elements, self.why = num_elements, why
 
     def __torch_function__(self, run: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record what a gradient goes through; the rest is as if it were given."""
@@ -243,19 +260,28 @@ class Recorder(TorchFunctionMode):
     def _led_to(self, loss: Tensor, one: _Pass) -> RecordedPass | None:
         found = one.place(loss)
         needed = {found}
-        operations: list[_Operation] = []
-        for each in reversed(one.operations):
-            if each.run is _take or not needed.isdisjoint(each.writes):
-                operations.insert(0, each)
+        lead: list[int] = []
+        for number, each in reversed([*enumerate(one.operations)]):
+            if not needed.isdisjoint(each.writes):
+                lead.insert(0, number)
                 needed.update(each.reads)
+        operations = tuple(one.operations[number] for number in lead)
         if unseen := [one.unseen[number] for number in sorted(needed & one.unseen.keys(), key=str)]:
-            self._lose(f"its loss goes by what is not seen ({unseen[0]})")
+            self._lose(f"its loss goes by what is not seen ({unseen[0]})", one.num_elements)
             return None
         if not isinstance(found, int) or all(each.run is not None for each in operations):
             return None
         places = tuple(sorted(one.given & needed))
         batch = tuple(map(_given, (one.held[place] for place in places)))
-        return RecordedPass(tuple(operations), places, batch, found)
+        beside: dict[int, int] = {}
+        for number, num_bytes in one.beside.items():
+            keep_most(beside, {bisect_left(lead, number): num_bytes})
+        return RecordedPass(operations, places, batch, found, beside=beside)
+
+
+def keep_most(known: dict[int, int], others: Mapping[int, int]) -> None:
+    """Have the larger of two numbers wherever either has one."""
+    known |= {key: max(number, known.get(key, 0)) for key, number in others.items()}
 
 
 def _hold(held: Sequence[Tensor], gradient: Tensor) -> None:
@@ -267,9 +293,10 @@ def _given(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
-def _take(like: Tensor, num_bytes: int) -> None:
-    """Have so many bytes, where a tensor is, and give them back."""
-    like.new_empty(num_bytes, dtype=torch.uint8)
+def _take(model: nn.Module, num_bytes: int) -> None:
+    """Have so many bytes, where the model is, and give them back."""
+    if num_bytes:
+        next(model.parameters()).new_empty(num_bytes, dtype=torch.uint8)
 
 
 def _written(run: Callable[..., Any] | None, args: Sequence[Any], found: Any) -> list[Tensor]:
