@@ -23,9 +23,6 @@ _PACKED = 8.0
 """How far packed batches are from padded ones, in the same unit: neither tells of the other."""
 _WHOLE_RANGE = 2.0
 """The same for another ordered parameter: its range is so many such distances."""
-_APART = 0.15
-"""How large the effects of a loader or of an optimizer's update are, over those of other techniques: neither takes more
-than its share of a step. By likelihood in the tables of ``benchmarks/replay``, 0.2 for speeds and 0.1 for peaks."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +104,14 @@ class Configurations:
         ordered = [not isinstance(kind, CategoricalDistribution) for kind in self.distributions.values()]
         return np.array(columns).reshape(len(columns), len(self)).T, np.array(ordered, dtype=bool)
 
-    def weights(self) -> Array:
-        """(parameters,): of the effects of each, over those of what changes a step as a whole."""
-        apart = {name for name, technique in TECHNIQUES.items() if technique.is_apart()}
-        return np.array([_APART if name in apart else 1.0 for name in self.distributions])
+    def weights(self, apart: float) -> Array:
+        """(parameters,): of the effects of each, over those of what changes a step as a whole.
+
+        Args:
+            apart: of a loader's, and of an optimizer's update.
+        """
+        names = {name for name, technique in TECHNIQUES.items() if technique.is_apart()}
+        return np.array([apart if name in names else 1.0 for name in self.distributions])
 
     def micro_batches(self) -> Array:
         """(configurations,): samples in one forward pass; 1 where nothing chooses it."""

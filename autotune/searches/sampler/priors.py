@@ -19,6 +19,9 @@ technique without a prior gain there is more to learn."""
 _PEAK = Scales(level=0.015, main=0.006, pair=0.004, own=0.0035, noise=0.002)
 """Scales of the logarithm of the measured peak over the predicted one. By likelihood in the same tables, any one left
 out: main 0.0045 to 0.006, pair 0.003 to 0.005, own 0.002 to 0.004, noise 0.002."""
+_APART_SPEED, _APART_PEAK = 0.6, 0.15
+"""How large the effects of a loader or of an optimizer's update are on speed and peak, over those of other techniques:
+neither takes more than its share of a step. By likelihood in the same tables 0.2 and 0.1."""
 _PEAK_UNPREDICTED = Scales(level=2.0, main=0.19, pair=0.1, own=0.016, noise=0.016)
 """Scales of the logarithm of the measured peak over the limit, where no peak is predicted."""
 _FAILURE = Scales(level=0.05, main=0.4, pair=0.12, own=0.1, noise=0.1)
@@ -105,7 +108,7 @@ def _speed(configurations: Configurations) -> Surrogate:
         trends.append(gains[:, 1])
     ones = np.ones(len(mean))
     return Surrogate(
-        *configurations.inputs(), mean, np.column_stack(trends), _SPEED, ones, ones, configurations.weights()
+        *configurations.inputs(), mean, np.column_stack(trends), _SPEED, ones, ones, configurations.weights(_APART_SPEED)
     )
 
 
@@ -120,7 +123,7 @@ def _peak(configurations: Configurations, limit: int | None) -> Surrogate:
     constant = np.where(unknown, 0.0, _CONSTANT * (limit or 0.0) / predicted)
     columns = np.column_stack([*trends, constant, unknown[:, None] * configurations.indicators() * _UNPREDICTED])
     scales = _PEAK_UNPREDICTED if unknown.all() else _PEAK
-    return Surrogate(*configurations.inputs(), mean, columns, scales, own, own, configurations.weights())
+    return Surrogate(*configurations.inputs(), mean, columns, scales, own, own, configurations.weights(_APART_PEAK))
 
 
 def _quality(functions: Sequence[Configuration]) -> Surrogate:
