@@ -191,8 +191,10 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
     parts = (f"autotune.techniques.support.bits.{name}" for name in in_bits)
     kept, saved, stores, codes, freezing, frozen, host, flat = parts
     rows, apart = (f"autotune.techniques.support.{name}" for name in ("rows", "apart"))
-    on_disk = ("unnamed_file", "kept_content", "offloaded_weight", "offloading", "copies")
-    file, content, offloaded, offloading, copies = (f"autotune.techniques.support.disk.{name}" for name in on_disk)
+    on_disk = ("unnamed_file", "kept_content", "offloaded_weight", "offloading", "copies", "updating")
+    file, content, offloaded, offloading, copies, updating = (
+        f"autotune.techniques.support.disk.{name}" for name in on_disk
+    )
     places = [f"autotune.techniques.support.disk.saved_{where}" for where in ("elsewhere", "to_disk", "to_host")]
     saved_elsewhere, pinned = places[0], "autotune.techniques.support.pinned"
     of_reversible = (f"autotune.techniques.support.reversible.{name}" for name in ("calls", "pair", "coupling"))
@@ -227,14 +229,15 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "offloaded_weight": [content, elsewhere],
             "kept_content": [file],
             "optimizer_state": [kept, saved],
-            "optimizer_step": [kept],
+            "optimizer_step": [kept, updating],
+            "updating": [content, offloaded, offloading],
             "sparse_gradients": [rows],
             "lazy_adam": [rows],
             "trained_weights": [kept, "autotune.techniques.support.bits", forwards],
             "rows": [apart],
-            "kept_state": [apart, saved, stores, host, flat],
+            "kept_state": [apart, saved, stores, host, flat, elsewhere],
             "host_step": [apart, flat, pinned],
-            "saved_state": [stores],
+            "saved_state": [stores, elsewhere],
             "parallel": [f"autotune.techniques.support.{one}" for one in ("replica", "split")],
             "precision": ["autotune.techniques.support.tf32"],
         }

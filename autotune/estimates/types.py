@@ -181,7 +181,7 @@ class TimeLaw(_Frozen):
         if isinstance(technique, Allocator):
             return self.new_byte_s > 0
         if isinstance(technique, Offload):
-            return technique.to == "disk" and self.read_byte_s > 0
+            return technique.to == "disk" and not technique.trained and self.read_byte_s > 0
         return isinstance(technique, Checkpointing) or self.step(technique) is not None
 
     def said(self, settings: Settings) -> str:

@@ -15,6 +15,7 @@ from ..techniques import TECHNIQUES, Facts, Settings, Stage, Technique
 from ..techniques.allocator import INSTALLATION, Allocator
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
+from ..techniques.offload import Offload
 from ..units import MIB, ceil_mib, format_bytes, size
 from ..words import settings_words
 from .fitted import left_out, what_binds
@@ -75,6 +76,11 @@ def combinations_of(
     space = SearchSpace.of(rows, "fit: techniques")
     for name in rows:
         for one in _settings(getattr(space, name)):
+            if isinstance(one, Offload) and one.trained:
+                raise SpaceError(
+                    "fit: techniques: offload: the optimizer is built, and trained puts others in the place of its "
+                    "weights. Leave trained out, or use `autotune search`."
+                )
             if one.changes_function:
                 raise SpaceError(
                     f"fit: techniques: {name}: what is computed stays as it is, but got {one.describe()}. Use another "

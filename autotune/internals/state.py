@@ -129,6 +129,7 @@ MARKS: dict[str, Held] = {
     "_autotune_own": Held("on an Accelerator: its methods before a plan", "the Accelerator is gone"),
     "_autotune_plan": Held("on a loader that goes to accelerator.prepare", "the loader is gone"),
     "_autotune_pruning": Held("on a model: the channels cut", "the model is gone"),
+    "_autotune_replaced": Held("on a weight: another is in its place, and optimizers are told", "the weight is gone"),
     "_autotune_row": Held("on a loader: the row for its first epoch", "the loader is gone"),
     "_autotune_rows": Held("on an embedding: a plan has its gradients sparse", "a next plan is applied"),
     "_autotune_samples": Held("on the same cache", "it is gone"),

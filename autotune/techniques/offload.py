@@ -16,6 +16,7 @@ from .support.facts import Facts
 from .support.forwards import take_off
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from . import Settings
@@ -28,7 +29,7 @@ _OF_SHARDS = "several processes share out each parameter"
 
 
 class Offload(Technique):
-    """Write what blocks save for backward, or weights of theirs that do not train, to a file, and read it for each use.
+    """Write what blocks save for backward, or weights of theirs, to a file, and read it for each use.
 
     Source: Rhu et al. 2016, arXiv:1602.08124 (vDNN, to the host's memory); of weights, Ren et al. 2021,
     arXiv:2101.06840 (ZeRO-Offload).
@@ -45,15 +46,19 @@ class Offload(Technique):
     purposes: ClassVar[Mapping[str, str]] = {
         "activations": "Writes what blocks save for backward to a file, or copies it from a card to the host's memory, "
         "and has it again in backward.",
-        "parameters": "Keeps blocks' weights that do not train in a file, and reads each when it is used.",
+        "parameters": "Keeps blocks' weights in a file, and reads each when it is used: those that do not train; with "
+        "``trained`` all of them, with their optimizer's state.",
     }
 
     kind: Literal["none", "activations", "parameters"] = "none"
-    """``none`` is stock; ``activations`` moves what blocks save, ``parameters`` their weights that do not train."""
+    """``none`` is stock; ``activations`` moves what blocks save, ``parameters`` their weights."""
     to: Literal["disk", "host"] = "disk"
     """``disk``, of a CPU's job, is a file; ``host``, for a card's activations, is the host's pinned memory."""
     blocks: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
     """Numbers of these blocks, from 0 in the model's order; ascending, each once. None are all of them."""
+    trained: bool = False
+    """Whether weights that train are moved too, with their optimizer's state, which ``optimizer_step: in_backward``
+    updates one after the other."""
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Offload:
@@ -64,6 +69,8 @@ class Offload(Technique):
             raise ValueError(f"blocks: must ascend, each once, but got {numbers}. Use {sorted(set(numbers))}.")
         if self.to == "host" and self.kind != "activations":
             raise ValueError(f"to: host takes activations, but got kind {self.kind}. Use to: disk.")
+        if self.trained and self.kind != "parameters":
+            raise ValueError(f"trained: is of kind parameters, but got kind {self.kind}. Leave it out.")
         return self
 
     def describe(self, facts: Facts | None = None) -> str:
@@ -71,11 +78,12 @@ class Offload(Technique):
         where = "on disk" if self.to == "disk" else "on the host"
         if self.kind == "none":
             return super().describe(facts)
+        what = "weights and optimizer state" if self.trained else self.kind
         if not self.blocks:
-            return f"{self.kind} {where}"
+            return f"{what} {where}"
         *before, last = map(str, self.blocks)
         named = f"blocks {', '.join(before)} and {last}" if before else f"block {last}"
-        return f"{self.kind} of {named} {where}"
+        return f"{what} of {named} {where}"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Offload, ...]:
@@ -87,7 +95,7 @@ class Offload(Technique):
         """Outside its blocks it does nothing."""
         if self.kind == "none" or not numbers:
             return type(self)()
-        return type(self)(kind=self.kind, to=self.to, blocks=() if len(numbers) == num_blocks else tuple(numbers))
+        return self.model_copy(update={"blocks": () if len(numbers) == num_blocks else tuple(numbers)})
 
     def numbers(self, num_blocks: int) -> tuple[int, ...]:
         """All, where none are named."""
@@ -110,9 +118,13 @@ class Offload(Technique):
             return f"the model has {facts.num_blocks} blocks, numbered from 0, and no {self.blocks[-1]}"
         if facts.inference and (reason := self.beyond_inference()) is not None:
             return reason
-        moved = _FP32_BYTES * facts.num_parameters if facts.inference else facts.frozen_bytes
+        if facts.inference and self.trained:
+            return "a plan for inference moves all weights: leave trained out"
+        takes_all = facts.inference or self.trained
+        moved = _FP32_BYTES * facts.num_parameters if takes_all else facts.frozen_bytes
         if self.kind == "parameters" and moved < _LEAST_BYTES:
-            return f"weights have {format_bytes(moved)} that do not train, which is not worth it"
+            which = "" if takes_all else " that do not train"
+            return f"weights have {format_bytes(moved)}{which}, which is not worth it"
         if self.kind == "parameters" and facts.shared_by == "fsdp":
             return _OF_SHARDS
         return None
@@ -130,6 +142,10 @@ class Offload(Technique):
             return f"a compiled program keeps {kept}: use one"
         if self.kind == "activations":
             return None
+        if self.trained and settings.optimizer_step.kind != "in_backward":
+            return "weights that train are fetched and written one by one: use optimizer_step: in_backward"
+        if self.trained and settings.trained_weights.kind != "none":
+            return "trained_weights rounds those that are in memory: use one"
         if settings.frozen_weights.kind != "none":
             return "frozen_weights keeps the same weights as codes in memory: use one"
         if settings.quantization.kind != "none":
@@ -171,13 +187,31 @@ class Offload(Technique):
         hooks and ``state_dict`` stay.
 
         Raises:
-            PlanError: the model has no blocks, or not those, or all their weights train.
+            PlanError: the model has no blocks, or not those, or all their weights train, or one that does is held
+                elsewhere or has hooks.
         """
         return self._put_on(model, blocks)
 
     def on_inference(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """The same, also of weights that train."""
         return self._put_on(model, blocks, in_inference=True)
+
+    def on_optimizer(
+        self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
+    ) -> torch.optim.Optimizer:
+        """The same: ``optimizer_step`` updates what is offloaded.
+
+        Raises:
+            PlanError: it has weights that the model no longer has.
+        """
+        from .support.disk.offloading import is_replaced
+
+        if any(is_replaced(one) for group in optimizer.param_groups for one in group["params"]):
+            raise PlanError(
+                "settings.offload: the optimizer has weights in whose place there are others since, and would train "
+                "nothing. Build it from the parameters of the model that apply_to_model returned."
+            )
+        return optimizer
 
     def _put_on(self, model: nn.Module, blocks: Sequence[nn.Module], in_inference: bool = False) -> nn.Module:
         if self.kind == "none":
@@ -196,11 +230,11 @@ class Offload(Technique):
             )
         named = [blocks[number] for number in self.numbers(len(blocks))]
         if self.kind == "parameters":
-            if not offload(model, named, in_inference):
+            if not offload(model, named, in_inference, self.trained):
                 raise PlanError(
                     "settings.offload.kind: these blocks have no weight of 64 KiB or more on the CPU that is "
                     "frozen (requires_grad=False) when the plan is applied; what trains stays in memory, but for "
-                    "inference. Freeze weights before, name other blocks, or use kind: none."
+                    "inference and with trained: true. Freeze weights before, name other blocks, or use kind: none."
                 )
             return model
         place: Place = Disk() if self.to == "disk" else Host()

@@ -67,6 +67,8 @@ class TechniqueInUse:
     refuses: ClassVar[Mapping[str, str]] = {}
     """Uses that it refuses, with the words of the error (a regular expression): ``applied again``, ``accumulation``,
     ``clipping``, ``loss scaler``."""
+    beside: ClassVar[tuple[Technique, ...]] = ()
+    """Settings of others, without which its own are refused."""
     keeps_gradients: ClassVar[bool] = True
     """Whether gradients are there once backward has ended; losses and trained states are compared in any case."""
     rounds_within: ClassVar[float] = _LARGEST_DIFFERENCE["rounding"]["trained states"]
@@ -89,7 +91,7 @@ class TechniqueInUse:
         saved, bit for bit."""
         for choice, task in self._kinds():
             batch = _WHOLE if "accumulation" in self.refuses else _HALVES
-            first = apply(Plan(settings=Settings(batch=batch).having(choice)), task)
+            first = apply(Plan(settings=Settings(batch=batch).having(*self.beside, choice)), task)
             batches = iter(first.loader)
             first.step(next(batches))
             state = _saved(first.state_dict())
@@ -136,7 +138,7 @@ class TechniqueInUse:
         """Two micro-batches a step, whose gradients are clipped once, agree with the stock loop's."""
         for choice, kind in self._kinds():
             plain, clipped = without_dropout(kind), replace(without_dropout(kind), max_grad_norm=0.1)
-            halves = Settings(batch=_HALVES).having(choice)
+            halves = Settings(batch=_HALVES).having(*self.beside, choice)
             for use, settings, task in (
                 ("accumulation", halves, plain),
                 ("clipping", self.settings(choice), clipped),
@@ -161,7 +163,10 @@ class TechniqueInUse:
     def test_a_loss_scaler_skips_a_step(self) -> None:
         """One of infinite gradients, in fp16, leaves each parameter as it is; those before and after it do not."""
         for choice, kind in self._kinds():
-            task, settings = without_dropout(kind), Settings(batch=_WHOLE, precision=_SCALED).having(choice)
+            task, settings = (
+                without_dropout(kind),
+                Settings(batch=_WHOLE, precision=_SCALED).having(*self.beside, choice),
+            )
             if settings.precision != _SCALED:
                 continue
             if "loss scaler" in self.refuses:
@@ -203,7 +208,7 @@ class TechniqueInUse:
 
     def settings(self, choice: Technique) -> Settings:
         """With the batch of the zoo."""
-        return Settings(batch=_WHOLE).having(choice)
+        return Settings(batch=_WHOLE).having(*(self.beside if choice != self.default() else ()), choice)
 
     def _choices(self, task: Task) -> tuple[Technique, ...]:
         return self.technique.choices(facts_of(task))

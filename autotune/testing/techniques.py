@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -63,6 +64,7 @@ class TechniqueContract(TechniqueInUse):
         task = zoo_task if self.keeps_random_numbers else without_dropout(zoo_task)
         facts, others = facts_of(zoo_task), self._others(zoo_task)
         stock = run_by_hand(task) if others else Run()
+        stock = stock if self.keeps_gradients else replace(stock, gradients={})
         for choice in others:
             applied = run_applied(task, self.settings(choice))
             if self.bitwise:

@@ -29,6 +29,7 @@ from ...plan import Plan
 from ...task import Task
 from ...techniques.batch import Batch
 from ...techniques.support.disk.saved_to_host import most_host_bytes
+from ...techniques.support.disk.updating import move_state
 from ...training.apply_pieces import apply_to_optimizer
 from ...training.apply_plan import apply, build_loader
 from ...training.skip_init import skip_init
@@ -159,6 +160,7 @@ class FakeTraining:
             self._step(training, tracer, batch)
             return set()
         self._optimizer.zero_grad(set_to_none=True)
+        move_state(self._optimizer)
         return set(self._optimizer.state) - before
 
     def _training(self, batch: Batch) -> Training:

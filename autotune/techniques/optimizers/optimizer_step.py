@@ -126,10 +126,13 @@ class _Update:
 
     def __call__(self, parameter: torch.Tensor) -> None:
         """The groups and the state are looked up each time: ``load_state_dict`` replaces both."""
+        from ..support.disk.updating import in_memory
+
         group = self._optimizer.param_groups[self._number]
         self._alone.state = self._optimizer.state
         self._alone.param_groups = [{**group, "params": [parameter]}]
-        self._alone.step()
+        with in_memory(parameter, self._optimizer):
+            self._alone.step()
         parameter.grad = None
 
 

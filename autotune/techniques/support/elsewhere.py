@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor, nn
@@ -78,6 +78,11 @@ def bring_back(model: nn.Module, kind: type[Elsewhere]) -> None:
             hooks = module._state_dict_hooks
             for key in [key for key, hook in hooks.items() if hook is _in_full]:
                 del hooks[key]
+
+
+def in_full(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's state in an optimizer, with numbers of its own in the place of such tensors."""
+    return {name: one.fresh() if isinstance(one, Elsewhere) else one for name, one in row.items()}
 
 
 def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:

@@ -61,6 +61,7 @@ class KeptState:
         """Keep the state in a kind of store or on the host from here on, and what there is of it by now, however it was
         kept."""
         from ....internals.fake_tensors import is_planned_for_card
+        from ..elsewhere import in_full
 
         num_elements = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
         was_on_host, self._piece = self.host is not None, piece_of(num_elements)
@@ -70,7 +71,7 @@ class KeptState:
         if self.is_on:
             self.put_on(optimizer, optimizer)
         for parameter, row in optimizer.state.items():
-            optimizer.state[parameter] = self._as_saved(row, was_on_host or self.is_on)
+            optimizer.state[parameter] = self._as_saved(in_full(row), was_on_host or self.is_on)
         self._after_loading(optimizer)
 
     @property

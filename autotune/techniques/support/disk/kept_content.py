@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
+import mmap
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from .unnamed_file import UnnamedFile, bytes_of
 
 
 class Store:
-    """Where a model's weights lie: one file in each process. A copy of a model has another."""
+    """Where a model's weights lie: a file of this process's alone. A copy of a model has another."""
 
     def __init__(self) -> None:
         self._file: UnnamedFile | None = None
@@ -24,9 +26,8 @@ class Store:
         return Store, ()
 
     def file(self) -> UnnamedFile:
-        """This process's: one that was forked reads its parent's, and writes to its own."""
-        if self._file is None or self._file.pid != os.getpid():
-            self._file = UnnamedFile()
+        """To write to."""
+        self._file = UnnamedFile.to_write(self._file)
         return self._file
 
 
@@ -48,6 +49,7 @@ class Content:
         """Tensors that are to be made of these numbers as they are now."""
         self.store = store
         self._fetched: weakref.ref[Tensor] | None = None
+        self._lent: Tensor | None = None
         self._place: _Place | None = None
         self._set(numbers)
 
@@ -59,37 +61,81 @@ class Content:
         self._held: Tensor | None = None if isinstance(numbers, FakeTensor) else numbers
 
     def write(self, numbers: Tensor) -> None:
-        """Keep other numbers."""
-        self._fetched = self._place = None
-        self._set(numbers)
+        """Keep other numbers, from :meth:`to_write` or elsewhere."""
+        if numbers is not self._lent:
+            self._fetched = self._place = None
+            self._set(numbers)
+
+    def to_write(self) -> Tensor:
+        """All of them, to be written to and then given to :meth:`write`."""
+        return self.anew() if self._lent is None else self._lent
+
+    def settle_copies(self, but: Any = None) -> None:
+        """Before other numbers are written: copies that are yet to be made of these are made."""
+        copies, self.copies = self.copies, []
+        for one in (ref() for ref in copies):
+            if one is not None and one is not but:
+                one.settle()
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether they are in memory for :meth:`lent`."""
+        return self._lent is not None
+
+    @contextmanager
+    def lent(self) -> Iterator[Tensor]:
+        """All of them, where whoever writes to them writes to the file.
+
+        Raises:
+            UserError: the disk is full.
+        """
+        self.settle_copies()
+        if not isinstance(self.sign, FakeTensor):
+            self.to_file()
+            if self._place is None or not self._place.file.is_alone:
+                self.write(self.anew())
+                self.to_file()
+        self._fetched, self._lent = None, self._read(to_write=True)
+        try:
+            yield self._lent
+        finally:
+            self._lent = None
+
+    def to_file(self) -> None:
+        """Have them there, and no longer in memory."""
+        if self._held is not None:
+            self._place, self._held = _Place(self.store.file(), self._held), None
 
     def anew(self) -> Tensor:
-        """All of them, to be written to."""
+        """All of them, which nobody else has."""
+        if self._lent is not None:
+            return self._lent.clone()
         return (self._read() if self._held is None else self._held).clone()
 
     def fetch(self) -> Tensor:
         """All of them, in the memory of their device: not to be written to."""
+        if self._lent is not None:
+            return self._lent
         found = self._fetched() if self._fetched is not None else None
         if found is None:
             found = self._read()
             self._fetched = weakref.ref(found)
         return found
 
-    def _read(self) -> Tensor:
+    def _read(self, to_write: bool = False) -> Tensor:
         if isinstance(self.sign, FakeTensor):
             return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.sign.device)
-        if self._place is None:
-            assert self._held is not None
-            self._place, self._held = _Place(self.store.file(), self._held), None
-        made = torch.empty(self._place.num_bytes, dtype=torch.uint8)
-        self._place.file.read(bytes_of(made), self._place.start)
-        return made.view(self.dtype).as_strided(self.size, self.stride)
+        self.to_file()
+        assert self._place is not None, "what is not in memory is there"
+        mapped = torch.frombuffer(_Mapped.of(self._place, to_write), dtype=self.dtype)
+        made: Tensor = torch.ops.aten.lift_fresh(mapped)  # by which dispatch modes see that it is there now
+        return made.as_strided(self.size, self.stride)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Content:
         made = object.__new__(type(self))
         memo[id(self)] = made
         vars(made).update(vars(self), sign=copy.deepcopy(self.sign, memo), store=copy.deepcopy(self.store, memo))
-        made._fetched = made._place = made._held = None
+        made._fetched = made._lent = made._place = made._held = None
         made.copies = []
         if not isinstance(made.sign, FakeTensor):
             made._held = self.anew()
@@ -107,3 +153,21 @@ class _Place:
         with torch._C._DisableTorchDispatch():
             self.start = file.write(bytes_of(torch.empty(0, dtype=torch.uint8).set_(held.untyped_storage())))
         weakref.finalize(self, file.give_back, self.start, self.num_bytes)
+
+
+class _Mapped(mmap.mmap):
+    """A place as memory: pages of the file, which are charged to the process as long as this is there."""
+
+    place: _Place
+
+    @classmethod
+    def of(cls, place: _Place, to_write: bool) -> _Mapped:
+        """
+        Args:
+            place: kept meanwhile.
+            to_write: what is written goes to the file; else it is nobody else's.
+        """
+        flags = mmap.MAP_SHARED if to_write else mmap.MAP_PRIVATE
+        made = cls(place.file.fileno(), place.num_bytes, flags=flags, offset=place.start)
+        made.place = place
+        return made

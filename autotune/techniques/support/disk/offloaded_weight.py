@@ -1,9 +1,10 @@
-"""``OffloadedWeight``: a parameter that does not train, whose numbers are fetched by each operation that reads them."""
+"""``OffloadedWeight``: a parameter whose numbers are fetched by each operation that reads them."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -34,6 +35,8 @@ class OffloadedWeight(Elsewhere):
     _content: Content
     _steps: tuple[_Step, ...]
     """That make this of what is kept: views and casts."""
+    _trains: bool = False
+    """Whether it may have gradients: its plan is for training, and it trained when that was applied."""
     _trained: bool = False
     """Whether it did before a plan for inference."""
 
@@ -54,18 +57,45 @@ class OffloadedWeight(Elsewhere):
         return made
 
     @classmethod
-    def of(cls, weight: Tensor, store: Store) -> OffloadedWeight:
+    def of(cls, weight: Tensor, store: Store, in_inference: bool = False) -> OffloadedWeight:
         """A parameter's numbers elsewhere, with what hangs on it."""
         made: Any = _parameter(Content(weight.detach(), store))
         vars(made).update(vars(weight))
-        made._trained = weight.requires_grad
-        return made  # type: ignore[no-any-return]
+        made._trains, made._trained = weight.requires_grad and not in_inference, weight.requires_grad and in_inference
+        return made.requires_grad_(made._trains)  # type: ignore[no-any-return]
+
+    @classmethod
+    def on_disk(cls, numbers: Tensor, store: Store) -> OffloadedWeight:
+        """A tensor's numbers elsewhere from here on.
+
+        Raises:
+            UserError: the disk is full.
+        """
+        content = Content(numbers, store)
+        content.to_file()
+        return OffloadedWeight(content, _like(content))
 
     def full(self) -> nn.Parameter:
-        """In memory, where it trains if it did."""
+        """In memory, where it trains if it does or did."""
         made = super().full()
-        made.requires_grad = vars(made).pop("_trained", False)
+        trained = vars(made).pop("_trained", False)
+        vars(made).pop("_trains", None)
+        made.requires_grad, made.grad = self.requires_grad or trained, self.grad
         return made
+
+    def lent(self) -> AbstractContextManager[Tensor]:
+        """Its numbers, where they are written to; see :meth:`Content.lent`."""
+        return self._content.lent()
+
+    @property
+    def is_for_training(self) -> bool:
+        """Whether it trains, or would but for a plan for inference."""
+        return self._trains or self._trained
+
+    @property
+    def store(self) -> Store:
+        """Of its model."""
+        return self._content.store
 
     def numbers(self) -> Tensor:
         """All of them: not to be written to."""
@@ -101,20 +131,21 @@ class OffloadedWeight(Elsewhere):
             if self._steps:
                 self.settle()
             content = self._content.__deepcopy__(memo) if id(self._content) not in memo else memo[id(self._content)]
-            memo[id(self)] = _rebuilt(content, _hanging_on(self))
+            memo[id(self)] = _rebuilt(content, _hanging_on(self), self.requires_grad and self.is_leaf)
         found: OffloadedWeight = memo[id(self)]
         return found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._steps:
             self.settle()
-        return _rebuilt, (self._content, _hanging_on(self))
+        return _rebuilt, (self._content, _hanging_on(self), self.requires_grad and self.is_leaf)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        answer = _ANSWERS.get(func)
-        if answer is not None:
-            return answer(*args, **(kwargs or {}))
+        if func in _ASKS:
+            _check_gradient(*args, **(kwargs or {}))
+        elif func == _SETS_DATA:
+            return _set_data(*args)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -159,7 +190,7 @@ def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
     changed = [one for one in written if isinstance(one, OffloadedWeight)]
     for one in changed:
         _part(one)
-    bases = {id(one._content): one._content.anew() for one in changed}
+    bases = {id(one._content): one._content.to_write() for one in changed}
     numbers = {
         key: one._made_of(bases[id(one._content)]) if id(one._content) in bases else one.numbers()
         for key, one in ours.items()
@@ -194,6 +225,8 @@ def _converted(weight: OffloadedWeight, func: Any, args: Any, kwargs: Any) -> An
 
 
 def _viewed(weight: OffloadedWeight, kind: type[_View], func: Any, args: Any, kwargs: Any) -> Any:
+    if weight._content.is_lent:  # who writes to the view writes to what is kept at the end
+        return func(weight.numbers(), *args, **kwargs)
     with torch._C._DisableTorchDispatch():
         like = _meta(weight.size(), weight.stride(), weight.dtype, weight.storage_offset())
         found = func(like, *args, **kwargs)
@@ -230,10 +263,7 @@ def _part(weight: OffloadedWeight) -> None:
     """Before it is written to: copies of it that are yet to be made are made, and it is itself no such copy."""
     if weight.is_copy():
         weight.settle()
-    copies, weight._content.copies = weight._content.copies, []
-    for one in (ref() for ref in copies):
-        if one is not None and one is not weight:
-            one.settle()
+    weight._content.settle_copies(but=weight)
 
 
 def _is_view(func: Any) -> bool:
@@ -259,28 +289,26 @@ def _hanging_on(weight: OffloadedWeight) -> dict[str, Any]:
     return {name: value for name, value in vars(weight).items() if name not in ("_content", "_steps")}
 
 
-def _rebuilt(content: Content, rest: dict[str, Any]) -> OffloadedWeight:
+def _rebuilt(content: Content, rest: dict[str, Any], trains: bool = False) -> OffloadedWeight:
     made = OffloadedWeight(content, _like(content))
     vars(made).update(rest)
+    with torch._C.DisableTorchFunctionSubclass():
+        made.requires_grad_(trains)
     return made
 
 
-def _refuse_gradient(weight: Tensor, wanted: bool = True) -> Tensor:
+def _check_gradient(weight: OffloadedWeight, *args: Any, **kwargs: Any) -> None:
     """
     Raises:
-        PlanError: a gradient is asked for.
+        PlanError: a gradient is asked for, or given, which it cannot have.
     """
-    if wanted:
+    wanted = next(iter((*args, *kwargs.values())), True)
+    if wanted is not None and wanted is not False and not weight._trains:
         raise PlanError(
             f"settings.offload: a weight of {tuple(weight.shape)} is offloaded, since it did not train when the plan "
             "was applied, or that is for inference, and its gradient is asked for now. Set requires_grad before a plan "
             "for training is applied, or apply one without offload first: it has the weights in memory again."
         )
-    return weight
-
-
-def _refuse_grad(weight: Tensor, grad: Tensor | None) -> None:
-    _refuse_gradient(weight, grad is not None)
 
 
 def _set_data(weight: Any, value: Tensor) -> None:
@@ -294,10 +322,6 @@ def _set_data(weight: Any, value: Tensor) -> None:
     weight._content, weight._steps = value._content, value._steps
 
 
-_ANSWERS: dict[Any, Callable[..., Any]] = {
-    Tensor.requires_grad_: lambda weight, requires_grad=True: _refuse_gradient(weight, requires_grad),
-    Tensor.requires_grad.__set__: _refuse_gradient,  # type: ignore[attr-defined]
-    Tensor.grad.__set__: _refuse_grad,  # type: ignore[union-attr]
-    Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
-}
+_ASKS = (Tensor.requires_grad_, Tensor.requires_grad.__set__, Tensor.grad.__set__)  # type: ignore[attr-defined, union-attr]
+_SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 """What is answered here; all else is done by torch, with the numbers."""

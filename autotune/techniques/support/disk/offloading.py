@@ -1,13 +1,17 @@
-"""Weights of blocks that do not train are offloaded, in place, and are in memory again."""
+"""Weights of blocks are offloaded, in place, and are in memory again."""
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType, GeneratorType
+from typing import Any
 
 import torch
 from torch import nn
 
+from ....errors import PlanError
 from .. import elsewhere
 from .kept_content import Store
 from .offloaded_weight import OffloadedWeight
@@ -16,35 +20,101 @@ _LEAST_BYTES = 2**16
 """Of a weight that is worth a write and a read."""
 
 
-def offload(model: nn.Module, blocks: Iterable[nn.Module], in_inference: bool = False) -> int:
+def offload(model: nn.Module, blocks: Iterable[nn.Module], in_inference: bool = False, trained: bool = False) -> int:
     """Offload weights of these blocks that do not train: names, shapes and dtypes stay.
 
     Args:
         model: changed in place.
         blocks: of it.
         in_inference: those that train too. They get no gradients until they are brought back.
+        trained: those that train too, and get gradients.
 
     Returns:
         How many there are.
+
+    Raises:
+        PlanError: what hangs on a weight that trains, or holds it, would be left with the one that was.
     """
     store = Store()
     there = (one for block in blocks for one in block.modules() if not isinstance(one, nn.RNNBase))
     is_alone = _are_alone(model)
     weights = (weight for module in there for weight in module.parameters(False))
-    found = {id(one): one for one in weights if _may_go(one, in_inference) and is_alone(one)}
-    made = {key: OffloadedWeight.of(weight, store) for key, weight in found.items()}
+    found = {id(one): one for one in weights if _may_go(one, in_inference or trained) and is_alone(one)}
+    if not in_inference and (training := [one for one in found.values() if one.requires_grad]):
+        _check_hooks(training)
+        _check_holders(model, found, training)
+    made = {key: OffloadedWeight.of(weight, store, in_inference) for key, weight in found.items()}
     elsewhere.put_in_place(model, made.items())
+    for weight in found.values():
+        vars(weight)[_REPLACED] = weight.requires_grad
     return len(made)
 
 
 def bring_back(model: nn.Module) -> None:
     """Undo :func:`offload`."""
+    found = [one for one in model.parameters() if isinstance(one, OffloadedWeight)]
     elsewhere.bring_back(model, OffloadedWeight)
+    for weight in found:
+        vars(weight)[_REPLACED] = weight.is_for_training
+
+
+def is_replaced(weight: torch.Tensor) -> bool:
+    """Whether it trained, and another is in its place since."""
+    return bool(vars(weight).get(_REPLACED))
+
+
+def is_worth_it(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is large enough."""
+    return tensor.nbytes >= _LEAST_BYTES
 
 
 def _may_go(weight: nn.Parameter, may_train: bool) -> bool:
     is_plain = type(weight) is nn.Parameter and weight.layout == torch.strided and weight.device.type == "cpu"
-    return is_plain and (may_train or not weight.requires_grad) and weight.nbytes >= _LEAST_BYTES
+    return is_plain and (may_train or not weight.requires_grad) and is_worth_it(weight)
+
+
+def _check_hooks(weights: Iterable[Any]) -> None:
+    """
+    Raises:
+        PlanError: one has some.
+    """
+    for one in weights:
+        if one._backward_hooks or one._post_accumulate_grad_hooks:
+            raise PlanError(
+                f"settings.offload: trained: a weight of {tuple(one.shape)} has a hook (register_hook), which the one "
+                "in its place would not have. Register it once the plan is applied, or leave its block out of blocks."
+            )
+
+
+def _check_holders(model: nn.Module, weights: dict[int, nn.Parameter], trained: list[nn.Parameter]) -> None:
+    """
+    Raises:
+        PlanError: somebody beside the model's modules, and us, has one that trains.
+    """
+    if next(_holders(model, weights, trained), None) is None:
+        return
+    gc.collect()  # it may be garbage
+    if (holder := next(_holders(model, weights, trained), None)) is None:
+        return
+    held = {id(one) for one in gc.get_referents(holder)}
+    shape = next(tuple(one.shape) for one in trained if id(one) in held)
+    raise PlanError(
+        f"settings.offload: trained: a weight of {shape} is held by a {type(holder).__name__} outside the model's "
+        "modules (an optimizer that was built before, a list for a penalty, a variable), which would not know of the "
+        "one in its place. Apply the plan before that is made, or leave its block out of blocks, or trained out."
+    )
+
+
+def _holders(model: nn.Module, *own: Any) -> Iterator[Any]:
+    """Of weights, which the last of our own has: not those that a function is at."""
+    known = {*map(id, own), *(id(one._parameters) for one in model.modules())}
+    for one in gc.get_referrers(*own[-1]):
+        if id(one) not in known and not isinstance(one, FrameType | GeneratorType):
+            yield one
+
+
+_REPLACED = "_autotune_replaced"
+"""Among what hangs on a weight."""
 
 
 def _are_alone(model: nn.Module) -> Callable[[torch.Tensor], bool]:

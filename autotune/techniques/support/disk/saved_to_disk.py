@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import weakref
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Disk(Place):
-    """One file in each process."""
+    """A file of this process's alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,9 +27,7 @@ class Disk(Place):
         return Fake(tensor.untyped_storage().nbytes()) if is_fake(tensor) else _OnDisk(self._own_file(), tensor)
 
     def _own_file(self) -> UnnamedFile:
-        """This process's: one that was forked shares its parent's, and both would write to one place."""
-        if self._file is None or self._file.pid != os.getpid():
-            self._file = UnnamedFile()
+        self._file = UnnamedFile.to_write(self._file)
         return self._file
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -22,21 +23,33 @@ def _note_fork() -> None:
     _num_forks += 1
 
 
-os.register_at_fork(after_in_parent=_note_fork)
+os.register_at_fork(after_in_parent=_note_fork, after_in_child=_note_fork)
 
 
 class UnnamedFile:
-    """It has no name, so that nothing is left of it whatever becomes of the process; room in it is used again, but
-    what a forked process may still read."""
+    """It has no name, so that nothing is left of it whatever becomes of the process; room in it is used again.
+
+    Once a process was forked, it reads there too: its parent then writes to another file, and the system frees this one
+    when neither has anything there.
+    """
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.end = 0
         self._file = _opened()
+        self._num_forks = _num_forks
+        """Before it was opened."""
         self._free: dict[int, list[int]] = {}
         """Places of each size."""
-        self._written: dict[int, int] = {}
-        """After how many forks, by place."""
+
+    @classmethod
+    def to_write(cls, last: UnnamedFile | None) -> UnnamedFile:
+        """The last one, or one that nobody else has."""
+        return last if last is not None and last.is_alone else cls()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process may read there."""
+        return self._num_forks == _num_forks
 
     def write(self, content: memoryview) -> int:
         """The place of what is written.
@@ -46,8 +59,8 @@ class UnnamedFile:
         """
         free = self._free.get(len(content))
         place = free.pop() if free else self.end
-        self.end = max(self.end, place + len(content))
-        self._written[place], done = _num_forks, 0
+        self.end = max(self.end, place + -(-len(content) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY)
+        done = 0
         try:
             while done < len(content):
                 done += os.pwrite(self._file.fileno(), content[done:], place + done)
@@ -60,6 +73,10 @@ class UnnamedFile:
             ) from None
         return place
 
+    def fileno(self) -> int:
+        """To map it by; places begin with a page."""
+        return int(self._file.fileno())
+
     def read(self, content: memoryview, place: int) -> None:
         """Fill ``content`` from a place."""
         done = 0
@@ -68,8 +85,7 @@ class UnnamedFile:
 
     def give_back(self, place: int, num_bytes: int) -> None:
         """The place may be written again."""
-        if self._written.pop(place) == _num_forks:
-            self._free.setdefault(num_bytes, []).append(place)
+        self._free.setdefault(num_bytes, []).append(place)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

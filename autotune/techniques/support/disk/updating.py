@@ -1,0 +1,54 @@
+"""Offloaded weights that train are updated in memory, one at a time, and their optimizer's state lies where they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....internals.fake_tensors import FakeTensor
+from .kept_content import Store
+from .offloaded_weight import OffloadedWeight
+from .offloading import is_worth_it
+
+
+@contextmanager
+def in_memory(parameter: Tensor, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """What is written meanwhile to an offloaded parameter and its state is written to its model's file, where state
+    that is new goes after that; others stay where they are.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    if not isinstance(parameter, OffloadedWeight):
+        yield
+        return
+    with ExitStack() as lent:
+        lent.enter_context(parameter.lent())
+        row = optimizer.state.get(parameter, {})
+        kept = {name: one for name, one in row.items() if isinstance(one, OffloadedWeight)}
+        row.update(numbers := {name: lent.enter_context(one.lent()) for name, one in kept.items()})
+        yield
+    row = optimizer.state.get(parameter, {})
+    row.update({name: kept[name] for name, one in row.items() if name in kept and one is numbers[name]})
+    _move(row, parameter.store)
+
+
+def move_state(optimizer: torch.optim.Optimizer) -> None:
+    """Have the state of offloaded parameters in their model's file, however it came to be.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    for parameter, row in optimizer.state.items():
+        if isinstance(parameter, OffloadedWeight):
+            _move(row, parameter.store)
+
+
+def _move(row: dict[str, Any], store: Store) -> None:
+    for name, one in row.items():
+        if type(one) in (Tensor, FakeTensor) and is_worth_it(one):
+            row[name] = OffloadedWeight.on_disk(one, store)
