@@ -108,7 +108,13 @@ def _speed(configurations: Configurations) -> Surrogate:
         trends.append(gains[:, 1])
     ones = np.ones(len(mean))
     return Surrogate(
-        *configurations.inputs(), mean, np.column_stack(trends), _SPEED, ones, ones, configurations.weights(_APART_SPEED)
+        *configurations.inputs(),
+        mean,
+        np.column_stack(trends),
+        _SPEED,
+        ones,
+        ones,
+        configurations.weights(_APART_SPEED),
     )
 
 
