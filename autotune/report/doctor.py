@@ -145,7 +145,7 @@ def _any_task(device: Device) -> Facts:
         effective_batch_assumed=False,
         linear_features=1024,
         frozen_bytes=64 * MIB,
-        attention=("sdpa", "eager"),
+        attention=("sdpa", "eager", "flex_attention"),
         num_feed_forwards=1,
         reversible_blocks=("blocks",),
         inference=True,

@@ -115,19 +115,9 @@ def test_promise_is_per_second_of_trial():
     seen = [(0, measured(0.0, 1, 10.0)), (1, measured(-2.0, 1, 60.0))]
     known = priors(1, 1, 1, 1)
     known = replace(known, speed=replace(known.speed, mean=np.array([0.0, -2.0, 0.0, -2.0])))
-    fast, slow = Acquisition(known, seen, None)._expected_seconds(np.ones(4))[2:]
+    fast, slow = Acquisition(known, seen, None)._expected_seconds()[2:]
     assert fast == pytest.approx(10, rel=0.25)
     assert slow == pytest.approx(60, rel=0.25)
-
-
-def test_a_trial_within_the_margin_takes_its_time_and_one_over_the_budget_ends_early():
-    """Left: one within the limit, one within the margin of 20 %, one far over the budget. Of 10 s, half is believed to
-    be fixed."""
-    known = priors(50, 50, 110, 300, peak_sd=0.01)
-    acquisition = Acquisition(known, [(0, measured(0.0, 50, 10.0))], 120 * MIB, margin=0.2)
-    assert acquisition.chance_usable[1:] == pytest.approx([1, 0, 0], abs=1e-6)
-    seconds = acquisition._expected_seconds(acquisition._chance(acquisition._log_margin))
-    assert seconds[1:] == pytest.approx([10, 10, 5], rel=0.1)
 
 
 def test_promise_is_the_expected_improvement_by_hand():
@@ -187,8 +177,7 @@ def test_a_prediction_that_may_be_further_off_leaves_more_of_a_chance():
 
 def test_prior_gains_add_up_and_one_that_is_measured_teaches_of_its_technique():
     """bf16 is believed to gain 0.2, give or take 0.2, tcmalloc 0.1: both together 0.3. Where bf16 alone is measured to
-    lose 0.3, it is believed to lose 0.11, and both are believed to lose too: its gain's variance is 0.2² and that of
-    effects, 2 (0.06² + 0.045² + 0.024²), in all 0.052; that of a difference of two measurements 2 · 0.125² = 0.031."""
+    lose 0.3, it is believed to lose 0.25, since measurements differ by 0.1, and both are believed to lose too."""
     names = {"precision": CategoricalDistribution((0, 1)), "allocator": CategoricalDistribution((0, 1))}
     gains = {"precision": (0.2, 0.2), "allocator": (0.1, 0.1)}
     rows = [
@@ -203,7 +192,7 @@ def test_prior_gains_add_up_and_one_that_is_measured_teaches_of_its_technique():
     before = Acquisition(known, [], None).speed.mean
     assert before - before[0] == pytest.approx([0.0, 0.1, 0.2, 0.3], abs=0.01)
     after = Acquisition(known, [(0, measured(1.0, 1)), (2, measured(0.7, 1))], None).speed.mean
-    assert after[2] - after[0] == pytest.approx(0.2 - 0.5 * 0.0524 / (0.0524 + 0.03125), abs=0.005)
+    assert after[2] == pytest.approx(0.75, abs=0.02)
     assert after[3] < after[1]
 
 

@@ -116,7 +116,7 @@ def test_without_a_study_nothing_is_asked_and_none_is_made():
 
 @pytest.mark.medium
 def test_a_searchs_trials_are_predicted_and_every_combination_is_told_what_was_learned():
-    run_search(options(trials=4))
+    run_search(options(trials=6))
     executor = Says()
     found = estimate_task(WHAT, executor, lambda event: None)
     (predicted,) = (request for request in executor.asked if asks(request) == "predict")
@@ -126,12 +126,12 @@ def test_a_searchs_trials_are_predicted_and_every_combination_is_told_what_was_l
     assert list(predicted.options.settings) == [settings for settings, _ in study.measured]
     learned = found.calibration
     assert learned is not None
-    assert learned.num_trials == len(study.measured) == 4
+    assert learned.num_trials == len(study.measured) == 6
     assert learned.constant_bytes + learned.share * 400 * MIB == pytest.approx(50 * MIB, rel=0.1)
     assert {one.options.calibration for one in executor.asked if asks(one) == "estimate"} == {learned}
     assert as_json(found)["calibration"]["study"] == "model-1"
     said = printed(explain(found), 200)
-    assert "process is calibrated by 4 trials of study model-1: +" in said
+    assert "process is calibrated by 6 trials of study model-1: +" in said
 
 
 @pytest.mark.medium

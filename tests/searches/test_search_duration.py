@@ -33,12 +33,12 @@ def test_trials_share_the_devices_and_finalists_do_not():
 @pytest.mark.parametrize(
     ("most", "sampler", "num_done", "left"),
     [
-        (24, "gain", 0, 8),  # it stops by itself
-        (24, "gain", 4, 4),
+        (24, "gain", 0, 11),  # it stops by itself
+        (24, "gain", 4, 7),
         (24, "gain", 15, 2),  # it has gone on for longer than is usual
         (24, "gain", 24, 0),
-        (6, "gain", 0, 6),
-        (6, "gain", 5, 1),
+        (8, "gain", 0, 8),
+        (8, "gain", 7, 1),
         (24, "tpe", 0, 24),  # Optuna's samplers use all
         (24, "tpe", 20, 4),
     ],
@@ -52,14 +52,14 @@ KNOWN = facts(step_samples_per_s=83.2)
 
 
 def test_a_search_that_has_not_begun_is_between_quick_trials_and_slow_ones():
-    """Predictions take one to three times as long as the inspection. There are 8 trials, 3 compared, and 2 rounds by
+    """Predictions take one to three times as long as the inspection. There are 11 trials, 3 compared, and 2 rounds by
     turns, for which both start in fresh interpreters, in half as long again as one, and take 8 turns. A run takes 1 s
     to be set up, and at the reference's speed 5 steps to warm up and 40 windows of one, 10 more steps where its losses
     are compared; twice as fast, and 10 windows."""
     found = expected(KNOWN, 5.0, SearchOptions(task="model.py", trial_time=60.0), 24)
     slow, quick = 1 + 5 + 40, 1 + 2.5 + 5
-    assert found.high_s == pytest.approx(5 + 15 + 8 * (slow + 10) + 3 * slow + 2 * (1.5 * (slow - 40 + 3) + 16))
-    assert found.low_s == pytest.approx(5 + 5 + 8 * (quick + 5) + 3 * quick + 2 * (1.5 * (quick - 5 + 3) + 16))
+    assert found.high_s == pytest.approx(5 + 15 + 11 * (slow + 10) + 3 * slow + 2 * (1.5 * (slow - 40 + 3) + 16))
+    assert found.low_s == pytest.approx(5 + 5 + 11 * (quick + 5) + 3 * quick + 2 * (1.5 * (quick - 5 + 3) + 16))
 
 
 def test_at_most_it_is_all_trials_each_for_all_of_its_time_at_half_the_speed():
@@ -73,7 +73,7 @@ def test_at_most_it_is_all_trials_each_for_all_of_its_time_at_half_the_speed():
 def test_a_job_of_several_ranks_takes_no_turns():
     two = expected(KNOWN.model_copy(update={"ranks": 2}), 5.0, SearchOptions(task="model.py", trial_time=60.0), 24)
     slow = 1 + 5 + 40
-    assert two.high_s == pytest.approx(5 + 15 + 8 * (slow + 10) + 3 * slow + 6 * (slow + 3))
+    assert two.high_s == pytest.approx(5 + 15 + 11 * (slow + 10) + 3 * slow + 6 * (slow + 3))
 
 
 def test_no_estimate_is_longer_than_the_time_that_was_given():
@@ -128,7 +128,7 @@ def test_what_is_said_after_the_reference_is_kept_to(host_memory_bytes: int, tmp
     Path("space.yaml").write_text(SPACE_YAML)
     known = facts(host_memory_bytes=host_memory_bytes)
     executor = Timed(known)
-    asked = SearchOptions(task="model.py", space="space.yaml", trial_time=TIMED_S, trials=4)
+    asked = SearchOptions(task="model.py", space="space.yaml", trial_time=TIMED_S)
     progress, said = Progress(asked, executor.clock), []
 
     def observe(event) -> None:

@@ -10,7 +10,7 @@ from search_tables import MIB, Run, configurations, facts, options, row, run_sea
 
 from autotune.estimates import Prediction
 from autotune.search_spaces import load_space
-from autotune.techniques import TECHNIQUES, Settings
+from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.optimizers.optimizer import Optimizer
@@ -29,16 +29,6 @@ pytestmark = pytest.mark.usefixtures("in_memory")
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("space.yaml").write_text(SPACE)
-
-
-def test_loader_and_optimizer_are_apart_from_the_rest_of_a_step():
-    assert {name for name, one in TECHNIQUES.items() if one.is_apart()} == {"data_loading", "optimizer"}
-
-
-def test_a_fused_optimizer_is_believed_to_gain_a_hundredth():
-    """The medians of three trainings were 1.4, 1.7 and -0.3 %."""
-    assert Optimizer(kind="fused").prior_gain()[0] == pytest.approx((1.4 + 1.7 - 0.3) / 3 / 100, abs=0.001)
-    assert Optimizer().prior_gain() == (0.0, 0.0)
 
 
 def search(load_s: float, update_s: float, dataset_bytes: int = 10**6, known: dict | None = None, **changes) -> Run:

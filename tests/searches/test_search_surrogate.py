@@ -16,8 +16,6 @@ def surrogate(*inputs: tuple[float, ...], factors: Sequence[float] | None = None
     """Level, main effects and pairs of 1; nothing of a configuration's own, and no noise."""
     count = len(inputs)
     is_ordered, trends = options.pop("ordered", False), options.pop("trends", ())
-    weights = options.pop("weights", (1.0,) * len(inputs[0]))
-    noise_factors = options.pop("noise_factors", None)
     scales = Scales(**{"level": 1.0, "main": 1.0, "pair": 1.0, "own": NOTHING, "noise": NOTHING, **options})
     return Surrogate(
         inputs=np.array(inputs, dtype=float),
@@ -26,8 +24,6 @@ def surrogate(*inputs: tuple[float, ...], factors: Sequence[float] | None = None
         trends=np.array(trends, dtype=float).reshape(count, -1),
         scales=scales,
         own_factors=np.ones(count) if factors is None else np.array(factors),
-        noise_factors=np.ones(count) if noise_factors is None else np.array(noise_factors),
-        weights=np.array(weights),
     )
 
 
@@ -71,24 +67,6 @@ def test_pairs_are_shared_where_both_parameters_are():
     prior, every = surrogate((0, 0), (0, 1), (1, 1), main=2.0, pair=3.0), np.arange(3)
     assert prior.covariance(every, every)[0].tolist() == [18, 5, 1]
     assert prior.variance().tolist() == [18, 18, 18]
-
-
-def test_a_parameter_of_half_the_weight_has_a_quarter_of_the_variance():
-    """Level 1, main 2, pair 3, own 2: of the second parameter, main 1 and pair 9/4. What differs in it alone shares 3/4
-    of a configuration's own variance of 4; what differs in the first shares nothing of it."""
-    prior = surrogate((0, 0), (0, 1), (1, 1), main=2.0, pair=3.0, own=2.0, weights=(1.0, 0.5))
-    every = np.arange(3)
-    own = 1 + 4 + 1 + 9 / 4 + 4
-    assert prior.covariance(every, every).tolist() == [[own, 8, 1], [8, own, 2], [1, 2, own]]
-    assert prior.variance().tolist() == [own] * 3
-
-
-def test_a_measurement_that_varies_more_counts_less():
-    """Level and main effect of variance 1 each; noise of variance 1, or 4 where it is twice as large: a measurement of
-    3 moves its own configuration by 2/3 of itself, or by 2/6."""
-    prior = surrogate((0,), (1,), noise=1.0, noise_factors=(1.0, 2.0))
-    assert moments(given(prior, (0, 3.0)), 0)[0] == pytest.approx(2.0)
-    assert moments(given(prior, (1, 3.0)), 1)[0] == pytest.approx(1.0)
 
 
 def test_what_may_be_off_by_more_than_others_is_believed_less():

@@ -28,9 +28,8 @@ _FAILS = 0.5
 _LIKELY = 0.5
 """Chance to be of sufficient quality from which on a configuration may be the best: what is likelier to fall in the end
 must not keep others from being tried."""
-_OVER_COSTS = 3.0
-"""Cost multiplier of a trial that is over the budget or fails, beside its own. From 5 on, replays at tight budgets try
-what is like a trial that was within the margin: it is surest to do no harm, and unlikely to fit."""
+_OVER_COSTS = 20.0
+"""Cost multiplier of a trial that is over the budget or fails."""
 _MOST_DRAWN = 96
 """Configurations in a joint draw: the most promising."""
 _NUM_DRAWS = 512
@@ -96,10 +95,8 @@ class Acquisition:
         peak = None
         if self.peak is not None:
             mean = float(self.peak.mean[number] + self._priors.log_predicted[number])
-            peak = Range.of(mean, float(self.peak.variance[number] + self.peak.noise_variance[number]))
-        speed = Range.of(
-            float(self.speed.mean[number]), float(self.speed.variance[number] + self.speed.noise_variance[number])
-        )
+            peak = Range.of(mean, float(self.peak.variance[number]) + self.peak.noise_variance)
+        speed = Range.of(float(self.speed.mean[number]), float(self.speed.variance[number]) + self.speed.noise_variance)
         return Forecast(samples_per_s=speed, peak_bytes=peak)
 
     def propose(self, left: Indices) -> int:
@@ -116,7 +113,7 @@ class Acquisition:
     def promise(self) -> Array:
         """(configurations,): expected gain in speed, if it can be used, over the cost."""
         harmless = self._chance(self._log_margin)
-        cost = self._expected_seconds(harmless) * (1 + _OVER_COSTS * (1 - harmless))
+        cost = self._expected_seconds() * (1 + _OVER_COSTS * (1 - harmless))
         return np.asarray(self.gain / cost)
 
     @cached_property
@@ -142,7 +139,7 @@ class Acquisition:
         generator = np.random.default_rng(seed)
         usable = np.ones((_NUM_DRAWS, len(asked)), dtype=bool)
         if self.peak is not None:
-            noise = np.sqrt(self.peak.noise_variance[asked]) * generator.standard_normal(usable.shape)
+            noise = math.sqrt(self.peak.noise_variance) * generator.standard_normal(usable.shape)
             usable &= _draw(self.peak, asked, generator) + noise <= self._room[asked]
         if self.failure is not None:
             usable &= _draw(self.failure, asked, generator) <= _FAILS
@@ -250,9 +247,8 @@ class Acquisition:
         usable = np.array([number for number, yes in fits.items() if yes and likely[number]], dtype=np.intp)
         return int(usable[np.argmax(self.speed.mean[usable])]) if len(usable) else None
 
-    def _expected_seconds(self, harmless: Array) -> Array:
-        """(configurations,): of a trial: some, and a number of samples at its speed; what is over the budget ends
-        early."""
+    def _expected_seconds(self) -> Array:
+        """(configurations,): of a trial: some, and a number of samples at its speed; what cannot be used ends early."""
         rows = [
             (seen.log_speed, seen.seconds) for _, seen in self.observed if seen.log_speed is not None and seen.seconds
         ]
@@ -263,7 +259,7 @@ class Acquisition:
         design = np.vstack([np.column_stack([np.ones(len(rows)), per_sample / scale]), np.eye(2) * _RIDGE])
         wanted = np.append(seconds, [_RIDGE * seconds.mean() / 2] * 2)
         fixed, growing = np.maximum(np.linalg.lstsq(design, wanted, rcond=None)[0], 1e-3 * seconds.mean())
-        return np.asarray(fixed + harmless * growing * np.exp(-self.speed.mean) / scale)
+        return np.asarray(fixed + self.chance_usable * growing * np.exp(-self.speed.mean) / scale)
 
 
 def _posterior(prior: Surrogate, rows: Sequence[tuple[int, float | None, float]]) -> Posterior:

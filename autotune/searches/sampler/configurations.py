@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from ...estimates import Prediction
-from ...techniques import TECHNIQUES
 from .surrogate import Array, Indices
 
 _LARGER, _SMALLER = 1, 3
@@ -103,15 +102,6 @@ class Configurations:
         columns = [self._column(name) for name in self.distributions]
         ordered = [not isinstance(kind, CategoricalDistribution) for kind in self.distributions.values()]
         return np.array(columns).reshape(len(columns), len(self)).T, np.array(ordered, dtype=bool)
-
-    def weights(self, apart: float) -> Array:
-        """(parameters,): of the effects of each, over those of what changes a step as a whole.
-
-        Args:
-            apart: of a loader's, and of an optimizer's update.
-        """
-        names = {name for name, technique in TECHNIQUES.items() if technique.is_apart()}
-        return np.array([apart if name in names else 1.0 for name in self.distributions])
 
     def micro_batches(self) -> Array:
         """(configurations,): samples in one forward pass; 1 where nothing chooses it."""

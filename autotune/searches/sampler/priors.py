@@ -12,16 +12,11 @@ import numpy as np
 from .configurations import Configuration, Configurations
 from .surrogate import Array, Indices, Scales, Surrogate
 
-_SPEED = Scales(level=5.0, main=0.06, pair=0.045, own=0.024, noise=0.125)
+_SPEED = Scales(level=5.0, main=0.12, pair=0.075, own=0.024, noise=0.1)
 """Scales of the logarithm of samples per second. In the five tables of ``benchmarks/replay``, repeats hours apart
-differ by 0.09 to 0.16. By likelihood, a pair is 0.02 to 0.06 there, and main effects are what is believed of them; of a
-technique without a prior gain there is more to learn."""
-_PEAK = Scales(level=0.015, main=0.006, pair=0.004, own=0.0035, noise=0.002)
-"""Scales of the logarithm of the measured peak over the predicted one. By likelihood in the same tables, any one left
-out: main 0.0045 to 0.006, pair 0.003 to 0.005, own 0.002 to 0.004, noise 0.002."""
-_APART_SPEED, _APART_PEAK = 0.6, 0.15
-"""How large the effects of a loader or of an optimizer's update are on speed and peak, over those of other techniques:
-neither takes more than its share of a step. By likelihood in the same tables 0.2 and 0.1."""
+differ by 0.09 to 0.15."""
+_PEAK = Scales(level=0.03, main=0.008, pair=0.005, own=0.004, noise=0.006)
+"""Scales of the logarithm of the measured peak over the predicted one."""
 _PEAK_UNPREDICTED = Scales(level=2.0, main=0.19, pair=0.1, own=0.016, noise=0.016)
 """Scales of the logarithm of the measured peak over the limit, where no peak is predicted."""
 _FAILURE = Scales(level=0.05, main=0.4, pair=0.12, own=0.1, noise=0.1)
@@ -49,7 +44,7 @@ _CONSTANT = 0.02
 """Standard deviation of memory that the prediction leaves out whatever the configuration, as a share of the limit."""
 _ABOVE = 0.02
 """Share by which the upper end of a prediction lies above it where its own error is as :data:`_PEAK` has it; wider ones
-are believed less in proportion, and vary more. It is the least there is (``autotune.estimates.allocators.process``)."""
+are believed less in proportion. It is the least there is (``autotune.estimates.allocators.process``)."""
 _UNPREDICTED = 0.5
 """Standard deviation of what each level adds to the logarithm of a peak without a prediction."""
 
@@ -74,20 +69,11 @@ class Priors:
         """Start from what is predicted."""
         count = len(configurations)
         functions, function = configurations.functions()
-        ones = np.ones(count)
         log_predicted = np.log(configurations.predicted("peak_bytes"))
         return cls(
             _speed(configurations),
             _peak(configurations, limit_bytes),
-            Surrogate(
-                *configurations.inputs(),
-                np.zeros(count),
-                np.zeros((count, 0)),
-                _FAILURE,
-                ones,
-                ones,
-                np.ones(len(configurations.distributions)),
-            ),
+            Surrogate(*configurations.inputs(), np.zeros(count), np.zeros((count, 0)), _FAILURE, np.ones(count)),
             _quality(functions),
             function,
             _filled(log_predicted, math.log(limit_bytes or 1)),
@@ -106,16 +92,7 @@ def _speed(configurations: Configurations) -> Surrogate:
     for gains in configurations.prior_gains():
         mean = mean + gains[:, 0]
         trends.append(gains[:, 1])
-    ones = np.ones(len(mean))
-    return Surrogate(
-        *configurations.inputs(),
-        mean,
-        np.column_stack(trends),
-        _SPEED,
-        ones,
-        ones,
-        configurations.weights(_APART_SPEED),
-    )
+    return Surrogate(*configurations.inputs(), mean, np.column_stack(trends), _SPEED, np.ones(len(mean)))
 
 
 def _peak(configurations: Configurations, limit: int | None) -> Surrogate:
@@ -129,7 +106,7 @@ def _peak(configurations: Configurations, limit: int | None) -> Surrogate:
     constant = np.where(unknown, 0.0, _CONSTANT * (limit or 0.0) / predicted)
     columns = np.column_stack([*trends, constant, unknown[:, None] * configurations.indicators() * _UNPREDICTED])
     scales = _PEAK_UNPREDICTED if unknown.all() else _PEAK
-    return Surrogate(*configurations.inputs(), mean, columns, scales, own, own, configurations.weights(_APART_PEAK))
+    return Surrogate(*configurations.inputs(), mean, columns, scales, own)
 
 
 def _quality(functions: Sequence[Configuration]) -> Surrogate:
@@ -141,16 +118,7 @@ def _quality(functions: Sequence[Configuration]) -> Surrogate:
     changes = np.array([float(bool(row.function)) for row in functions])
     trends = np.column_stack([_ALIKE * costs.sum(1), _APART * costs])
     nothing = np.zeros((len(functions), 0))
-    return Surrogate(
-        nothing,
-        np.zeros(0, dtype=bool),
-        _LOST * costs.sum(1),
-        trends,
-        _QUALITY,
-        changes,
-        np.ones(len(costs)),
-        np.zeros(0),
-    )
+    return Surrogate(nothing, np.zeros(0, dtype=bool), _LOST * costs.sum(1), trends, _QUALITY, changes)
 
 
 def _moments(curves: Array) -> tuple[Array, list[Array]]:

@@ -41,7 +41,8 @@ class Separable:
             facts: how fast the loader is by itself.
         """
         self._study, self._facts = study, facts
-        self._choices = {name: row for name, row in space.choices.items() if TECHNIQUES[name].is_apart()}
+        apart = {name for name, technique in TECHNIQUES.items() if technique.affects <= _SHARES.keys()}
+        self._choices = {name: row for name, row in space.choices.items() if name in apart}
 
     def base(self, reference: Settings) -> dict[str, Technique]:
         """Their choices while everything else is searched: the reference's, or, where the reference waits for data, the

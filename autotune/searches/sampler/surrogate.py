@@ -2,11 +2,10 @@
 
 The prior covariance of configurations a and b is::
 
-    level² + Σ trends(a) trends(b) + main² Σ s_p + pair² Σ s_p s_q + own(a) own(b) Π o_p
+    level² + Σ trends(a) trends(b) + main² Σ s_p + pair² Σ s_p s_q + own(a)² [a = b]
 
-with sums over parameters p and pairs p < q. With w_p the weight of a parameter's effects, s_p is w_p² for equal levels
-of a categorical one, and falls with the distance along an ordered one as exp(-d² / 2); o_p is 1 for equal levels and
-1 - w_p² for others.
+with sums over parameters p and pairs p < q, where s_p is 1 for equal levels of a categorical parameter, and falls with
+the distance along an ordered one as exp(-d² / 2).
 
 Sources: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, eq. 2.23 and 2.24 (posterior); Duvenaud
 et al. 2011, arXiv:1112.4394 (additive kernels by order of interaction).
@@ -38,7 +37,7 @@ class Scales:
     pair: float
     """Of an interaction of two parameters."""
     own: float
-    """Of what is a configuration's own, and of those that differ from it in parameters of small weight."""
+    """Of what is a configuration's own."""
     noise: float
     """Between two measurements of one configuration, beside what each states of itself."""
 
@@ -58,30 +57,22 @@ class Surrogate:
     scales: Scales
     own_factors: Array
     """(configurations,): of :attr:`Scales.own`."""
-    noise_factors: Array
-    """(configurations,): of :attr:`Scales.noise`."""
-    weights: Array
-    """(parameters,): of the effects of each, at most 1."""
 
     def covariance(self, left: Indices, right: Indices) -> Array:
         """(left, right)."""
         distances = self.inputs[left, None] - self.inputs[None, right]
-        squares = self.weights**2
-        similar = np.where(self.is_ordered, np.exp(-0.5 * distances**2), distances == 0) * squares
+        similar = np.where(self.is_ordered, np.exp(-0.5 * distances**2), distances == 0)
         total = similar.sum(2)
         pairs = (total**2 - (similar**2).sum(2)) / 2  # over pairs, by the square of the sum
         shared = self.scales.level**2 + self.trends[left] @ self.trends[right].T
-        alike = np.where(distances == 0, 1.0, 1 - squares).prod(2)
-        own = np.outer(self.own_factors[left], self.own_factors[right]) * alike
-        effects = self.scales.main**2 * total + self.scales.pair**2 * pairs
-        covariance: Array = shared + effects + self.scales.own**2 * own
+        own = (self.scales.own * self.own_factors[left])[:, None] ** 2 * (left[:, None] == right)
+        covariance: Array = shared + self.scales.main**2 * total + self.scales.pair**2 * pairs + own
         return covariance
 
     def variance(self) -> Array:
         """(configurations,): the diagonal of :meth:`covariance`."""
-        scales, squares = self.scales, self.weights**2
-        pairs = (squares.sum() ** 2 - (squares**2).sum()) / 2
-        shared = scales.level**2 + scales.main**2 * squares.sum() + scales.pair**2 * pairs
+        count, scales = self.inputs.shape[1], self.scales
+        shared = scales.level**2 + scales.main**2 * count + scales.pair**2 * count * (count - 1) / 2
         variance: Array = shared + (self.trends**2).sum(1) + (scales.own * self.own_factors) ** 2
         return variance
 
@@ -104,7 +95,7 @@ class Posterior:
             values: what was measured.
             errors: standard error of each, as the measurement itself states it.
         """
-        noise = (prior.scales.noise * prior.noise_factors[index]) ** 2 + errors**2
+        noise = prior.scales.noise**2 + errors**2
         root = np.linalg.cholesky(prior.covariance(index, index) + np.diag(noise))
         solved = solve_triangular(root, values - prior.mean[index], lower=True)
         everything = np.arange(len(prior.mean))
@@ -117,8 +108,8 @@ class Posterior:
         left = np.maximum(prior.variance() - (self._explained**2).sum(0), 0.0)
         self.variance: Array = self._ratio * left
         """(configurations,)."""
-        self.noise_variance: Array = self._ratio * (prior.scales.noise * prior.noise_factors) ** 2
-        """(configurations,): between two measurements of one."""
+        self.noise_variance = self._ratio * prior.scales.noise**2
+        """Between two measurements of one configuration."""
 
     def covariance(self, left: Indices, right: Indices) -> Array:
         """(left, right)."""

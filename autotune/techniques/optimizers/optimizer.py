@@ -57,11 +57,6 @@ class Optimizer(Technique):
         others = set(facts.optimizer_implementations) - {facts.optimizer_implementation}
         return (cls(), *(cls(kind=kind) for kind in kinds if kind in others))
 
-    def prior_gain(self) -> tuple[float, float]:
-        """fused was 1.00 to 1.02 times as fast as the default at the medians of three trainings on a CPU
-        (benchmarks/replay/tables)."""
-        return (0.01, 0.02) if self.kind == "fused" else (0.0, 0.0)
-
     def unavailable(self, facts: Facts) -> str | None:
         """The class decides."""
         if self.kind in ("default", *facts.optimizer_implementations):

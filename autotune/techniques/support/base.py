@@ -174,11 +174,6 @@ class Technique(BaseModel):
         """Whether it may change the tensors of a training step."""
         return bool(cls.affects & {"tensors", "layout", "update"})
 
-    @classmethod
-    def is_apart(cls) -> bool:
-        """Whether it changes the loader or the optimizer's update alone: the rest of a step is as it was."""
-        return cls.affects <= {"loader", "update"}
-
     @property
     def changes_function(self) -> bool:
         """Whether the model computes something else with this setting, and not only with others of its technique."""
