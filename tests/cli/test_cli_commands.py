@@ -166,5 +166,4 @@ def test_doctor_says_what_this_machine_cannot_have(tmp_path, here):
     assert {setting for _, technique, setting in skipped if technique == "attention"} == {
         "attention by efficient",
         "attention by cudnn",
-        "attention by flex",
     }
