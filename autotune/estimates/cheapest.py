@@ -37,13 +37,12 @@ _SPREAD, _HOLES, _MOST_SPREAD = 0.1, 1.7, 0.5
 a tenth, or by what holes in glibc's heap may come to, if that is more, and by half at most.
 
 A large tensor that is freed leaves a hole that none of its size fits into, and which smaller ones break up. Its size
-times the root of how many of at least half of it a step makes, as in a random walk, times 1.7 was never passed where
-it was more than a tenth: in 130 trainings of 23 models on the heap (``benchmarks/results/fit-cpu.jsonl``, three
-steps; the figure was found on them). A Gemma 2 (15 tensors from 15 to 31 MiB, just under the 32 that glibc maps) took
-up to 46 % more than the upper end, where this is 48; a SegFormer (39 of 11 MiB) 31 and 34, a ViT (30 of 6 MiB) 11 and
-16, a BART (5 of 23 MiB) 15 and 29. With tensors all small, T5 took 9 % more, with pages of their own too; BERT and
-GPT-2 1 %. It is no bound: that Gemma's heap grows at each step; with pages from 16 MiB on it stayed 9 % below the
-upper end."""
+times the root of how many of at least half of it a step makes, as in a random walk, times 1.7, is the least that no
+training on the heap passed for which it is more than a tenth (``benchmarks/results/fit-cpu.jsonl``, three steps
+each). A Gemma 2 (15 tensors from 15 to 31 MiB, just under the 32 that glibc maps) took up to 46 % more than the upper
+end, where this is 48; a SegFormer (39 of 11 MiB) 31 and 34, a ViT (30 of 6 MiB) 11 and 16, a BART (5 of 23 MiB) 15
+and 29. With tensors all small, T5 took 9 % more, with pages of their own too; BERT and GPT-2 1 %. It is no bound:
+that Gemma's heap grows at each step; with pages from 16 MiB on it stayed 9 % below the upper end."""
 _MOST_KEPT = 24
 """Predictors kept at a time: those that a program is made from, and what it finds. Each holds its traces, and the
 task's model where it was probed."""

@@ -23,9 +23,8 @@ from .fitted import left_out, what_binds
 _GROWS = 16 * MIB
 """What a process on a CPU may take more when it is asked again: nothing below would surely work then."""
 _MAPS_FROM_MIB = (4, 16)
-"""Sizes from which on tensors get pages of their own, beside the smallest: a ViT's step, with tensors of 2.4 and 9.6
-MiB, took 1.29 s and 748 MiB on glibc's heap, 1.63 s and 676 MiB with 1 MiB, 1.35 s and 728 MiB with 4, 1.33 s and 739
-MiB with 16 (AMD EPYC, one thread, 2026-11-27)."""
+"""Sizes from which on tensors get pages of their own, beside the smallest: 4 was chosen for a SegFormer and a T5, 16
+for a Gemma 2 (``benchmarks/results/fit-cpu.jsonl``)."""
 Techniques = Iterable[str] | Mapping[str, Any]
 """Names of techniques, or choices of each as a search space has them."""
 

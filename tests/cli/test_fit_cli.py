@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import Ended, autotune, environment
 from screen import printed
+from script_lines import TWICE
 
 from autotune.plan import load_plan
 from autotune.report.show import explain
@@ -121,15 +122,6 @@ for _ in range(int(sys.argv[1])):
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-"""
-TWICE = """
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * gradient
 """
 
 

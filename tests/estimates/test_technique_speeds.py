@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tanh_block import TanhBlock
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -32,17 +33,8 @@ LAW = TimeLaw(flop_s=1e-30, byte_s=1e-30, write_byte_s=3.0, read_byte_s=2.0, ste
 """What is counted otherwise takes next to nothing."""
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + self.down(torch.tanh(self.up(x)))
-
-
 def build_model(freezes: bool = False) -> nn.Module:
-    model = nn.Sequential(*(Block() for _ in range(NUM_BLOCKS)))
+    model = nn.Sequential(*(TanhBlock(WIDTH) for _ in range(NUM_BLOCKS)))
     return model.requires_grad_(not freezes)
 
 

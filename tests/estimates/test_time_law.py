@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tanh_block import TanhBlock
 from torch import nn
 
 from autotune.estimates import CheapestOptions, EstimateOptions
@@ -50,17 +51,8 @@ def test_speeds_are_measured_once_in_a_process():
     assert min(first.flop_s, first.byte_s) > 0 <= first.new_byte_s
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + self.down(torch.tanh(self.up(x)))
-
-
 TASK = Task(
-    build_model=lambda: nn.Sequential(*(Block() for _ in range(8))),
+    build_model=lambda: nn.Sequential(*(TanhBlock(WIDTH) for _ in range(8))),
     build_dataset=lambda: [torch.zeros(ROWS, WIDTH)] * BATCH,
     compute_loss=lambda model, x: model(x).square().mean(),
     batch_size=BATCH,

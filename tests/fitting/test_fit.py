@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fresh_process import in_fresh_process
+from tanh_block import TanhBlock
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
@@ -28,21 +29,12 @@ from autotune.units import MIB, parse_bytes
 NUM_BLOCKS, WIDTH = 6, 64
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + self.down(torch.tanh(self.up(x)))
-
-
 class Model(nn.Module):
     """Returns its loss, as transformers' do."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(NUM_BLOCKS))
+        self.blocks = nn.ModuleList(TanhBlock(WIDTH) for _ in range(NUM_BLOCKS))
         self.register_buffer("scale", torch.ones(1))
 
     def forward(self, x):
@@ -223,7 +215,7 @@ def test_precision_changes_only_if_it_is_asked_for():
     assert asked.needs_context
 
 
-class Once(Block):
+class Once(TanhBlock):
     """Runs once a step, and raises if it is recomputed."""
 
     ran = False
@@ -237,7 +229,7 @@ class Once(Block):
 class OfOnce(Model):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Once() for _ in range(NUM_BLOCKS))
+        self.blocks = nn.ModuleList(Once(WIDTH) for _ in range(NUM_BLOCKS))
 
     def forward(self, x):
         for block in self.blocks:

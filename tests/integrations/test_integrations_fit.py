@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tanh_block import TanhBlock
 from torch import nn
 
 from autotune.errors import NothingFits, PlanError
@@ -17,19 +18,10 @@ LACKING = 50 * MIB
 """A block's hidden layer has 32 MiB."""
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + self.down(torch.tanh(self.up(x)))
-
-
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(Block() for _ in range(NUM_BLOCKS)))
+        self.blocks = nn.Sequential(*(TanhBlock(WIDTH) for _ in range(NUM_BLOCKS)))
 
     def forward(self, x, labels=None):
         return {"loss": (self.blocks(x).mean(-1) - labels).square().mean()}

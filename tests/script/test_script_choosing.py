@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from script_lines import choose_here
+from script_lines import TWICE, choose_here
 
 HEAD = """\
 import torch
@@ -105,18 +105,8 @@ train(loss_of, build())
         "DynamicOutputShapeException: aten.nonzero",
     ),
     "experts": (
-        """
-class Routed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate, self.experts = nn.Linear(32, 2), nn.ModuleList(Block() for _ in range(2))
-    def forward(self, x):
-        chosen, out = self.gate(x).argmax(-1), torch.zeros_like(x)
-        for number, expert in enumerate(self.experts):
-            rows = (chosen == number).nonzero().flatten()
-            out[rows] = expert(x[rows])
-        return out
-
+        ROUTED
+        + """
 def loss_of(model, x, y):
     return F.cross_entropy(model(x).view(16, 32, 8).transpose(1, 2), y.view(16, 32))
 train(loss_of, build(Block(), Routed(), Block()))
@@ -309,14 +299,9 @@ finally:
     assert not any(is_seen for _, is_seen in seen[6:])
 
 
-ODD = """
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * gradient
+ODD = (
+    TWICE
+    + """
 seen = []
 def loss_of(model, x, y):
     seen.append(x)
@@ -325,6 +310,7 @@ def loss_of(model, x, y):
     return Twice.apply(loss) if len(seen) == 2 else loss
 train(loss_of, build())
 """
+)
 
 
 @pytest.mark.medium
