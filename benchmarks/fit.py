@@ -6,7 +6,8 @@ With ``--time`` only how long ``fit`` takes, of GPT-2 with 124 million parameter
 LLaMA of 6.7 billion without values for a card of 80 GiB. With ``--subsets``, of models of at most 12 blocks: what the
 choice of blocks to recompute costs, over the cheapest of all subsets that are traced to fit the same limit, and over
 every k-th block. Of models with few blocks those with saving layers are chosen too; beside it stands the least with
-layers everywhere or nowhere.
+layers everywhere or nowhere. With ``--device cuda`` the process has the card that is here, beside others of this
+benchmark: measured is what it is charged there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +32,8 @@ from autotune.errors import NothingFits
 from autotune.estimates.checkpointing.block_choice import BlockChoice, Places
 from autotune.estimates.memory_model import fit_memory_model
 from autotune.estimates.tracing.fake_step import FakeTraining, Untraceable
-from autotune.measure.processes import own_peak_bytes
+from autotune.measure.memory import Charge, process_bytes
+from autotune.nested import to_device
 from autotune.plan import Plan
 from autotune.task import Task
 from autotune.techniques import Settings
@@ -54,6 +58,8 @@ samples within it is the batch. Below, weights take most, and there is nothing t
 _UNTRACED = 8
 """Samples of a batch of which a step reads values, so that it cannot be traced."""
 _NUM_STEPS = 3
+_ON_CARD = 12
+"""Models at once there."""
 _IN_SUBSETS = 32
 """Samples of a step that is only traced: so many that activations take more than the optimizer's step."""
 _MOST_BLOCKS, _FEW_BLOCKS = 12, 4
@@ -67,6 +73,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, action="append", help="these alone")
     parser.add_argument("--time", action="store_true", help="how long fit takes; nothing is trained")
     parser.add_argument("--subsets", action="store_true", help="choices against all there are; nothing is trained")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that is trained on")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -83,10 +90,10 @@ def main() -> None:
                 print(row, save_rows("fit-subsets", "cpu", [row]), flush=True)
         return
     rows = []
-    for name in arguments.model or MODELS:
-        found = [*_rows(name)]
-        path = save_rows("fit", "cpu", found)
-        rows += found
+    with ThreadPoolExecutor(_ON_CARD if arguments.device == "cuda" else 1) as pool:
+        for found in pool.map(partial(_rows, device=arguments.device), arguments.model or MODELS):
+            path = save_rows("fit", arguments.device, found)
+            rows += found
     within = sum(row["measured_bytes"] <= row["budget_bytes"] for row in rows)
     errors = sorted(row["measured_bytes"] / row["predicted_bytes"] - 1 for row in rows)
     print(
@@ -97,17 +104,17 @@ def main() -> None:
     print(path)
 
 
-def _rows(name: str) -> Iterator[Row]:
-    task = task_of(name)
-    num_samples = _num_samples(task)
-    case = {"name": name, "num_samples": num_samples}
+def _rows(name: str, device: str) -> list[Row]:
+    case: Row = {"name": name, "num_samples": 0, "device": device}
+    case |= _asked(case, "batch")
     edges = _asked(case, "edges")
     least, stock = edges["least"], edges["stock"]
+    rows = []
     for share in _SHARES:
         budget = round(least + (stock - least) * share)
-        row = {"model": name, "batch": num_samples, "share": share, **_asked(case, str(budget))}
-        print(_line(row), flush=True)
-        yield row
+        rows.append({"model": name, "batch": case["num_samples"], "share": share, **_asked(case, str(budget))})
+        print(_line(rows[-1]), flush=True)
+    return rows
 
 
 def _num_samples(task: Task) -> int:
@@ -133,16 +140,20 @@ def _asked(case: Row, what: str) -> Row:
     return found
 
 
-def _in_child(name: str, num_samples: int, what: str) -> Row:
-    task = task_of(name)
+def _in_child(name: str, num_samples: int, device: str, what: str) -> Row:
+    task, place = task_of(name), torch.device(device)
+    if what == "batch":
+        return {"num_samples": _num_samples(task)}
     torch.manual_seed(0)
-    model, dataset = task.build_model(), task.build_dataset()
+    before_bytes = process_bytes(place) if place.type == "cuda" else 0  # opens its context, which its peak counts
+    model, dataset = task.build_model().to(place), task.build_dataset()
     batch = (task.collate or default_collate)([dataset[number % len(dataset)] for number in range(num_samples)])
+    batch = to_device(batch, place)
     optimizer = torch.optim.AdamW(model.parameters())
     if what == "edges":
         return _edges(model, batch, task, optimizer)
     began_s = time.perf_counter()
-    budget, given = int(what), {"loss": task.compute_loss, "optimizer": optimizer}
+    budget, given = int(what), dict[str, Any](loss=task.compute_loss, optimizer=optimizer)
     try:
         fitted = autotune.fit(model, batch, budget, **given)
     except NothingFits as error:  # no two processes are alike: the smallest that works in this one is taken
@@ -161,7 +172,8 @@ def _in_child(name: str, num_samples: int, what: str) -> Row:
         "as_it_stands_bytes": fitted.stock_peak.value,
         "work": fitted.found.times_step,
         "how": fitted.found.how,
-        "measured_bytes": own_peak_bytes(),
+        "measured_bytes": Charge(place).peak().process,
+        "before_bytes": before_bytes,
         "fit_s": fit_s,
     }
 

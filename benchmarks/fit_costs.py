@@ -1,6 +1,7 @@
 """Does a step take what ``autotune.fit`` predicts of offload, of state in fewer bits, and of steps in backward?
 
-    python -m benchmarks.fit_costs  # a small GPT-2; processor time of one thread, all in turns
+    python -m benchmarks.fit_costs                # a small GPT-2; processor time of one thread, all in turns
+    python -m benchmarks.fit_costs --device cuda  # GPT-2 of 124 million parameters on the card that is here
 
 With ``--by-parameter``: by how much a step would be faster if the optimizer's state was chosen for each parameter
 (of a GPT-2, of a ViT, and of an embedding of 200,000 words), at ten budgets between the smallest that works and what
@@ -21,11 +22,14 @@ import torch
 from torch import nn
 
 import autotune
+from autotune.estimates.cards import on_device
 from autotune.estimates.cheapest import cheapest as cheapest_settings
 from autotune.estimates.checkpointing.block_choice import BlockChoice, Places
 from autotune.estimates.checkpointing.knapsack import Rules, cheapest, smallest
+from autotune.estimates.tracing.fake_ops import Target
 from autotune.estimates.types import CheapestOptions, TimeLaw
-from autotune.plan import Plan
+from autotune.measure.device import inspect_device
+from autotune.plan import Budget, Plan
 from autotune.task import Task
 from autotune.techniques import Settings, Technique
 from autotune.techniques.checkpointing import Checkpointing
@@ -105,27 +109,38 @@ def _task(build_model: Any, sample: torch.Tensor, loss: Any, batch: int) -> Task
     )
 
 
-def times(rounds: int) -> Iterator[Row]:
+def choices_on(device: Target) -> tuple[Technique, ...]:
+    """A card's activations go to no file."""
+    return tuple(one for one in CHOICES if device == "cpu" or one is not OFFLOADED)
+
+
+def times(rounds: int, device: Target) -> Iterator[Row]:
     """Real steps, and what is predicted of them."""
-    task = gpt2(4, 256, 8, 128)
-    batch, steps = torch.zeros(8, 128, dtype=torch.long), {}
-    for name, settings in CASES.items():
+    is_card = device == "cuda"
+    length = 512 if is_card else 128
+    task = gpt2(12, 768, 8, length) if is_card else gpt2(4, 256, 8, length)
+    cases = {name: one for name, one in CASES.items() if not is_card or one.offload.kind == "none"}
+    batch, steps = torch.zeros(8, length, dtype=torch.long, device=device), {}
+    wait: Any = torch.cuda.synchronize if is_card else lambda: None
+    for name, settings in cases.items():
         torch.manual_seed(0)
-        model = autotune.apply_to_model(Plan(settings=settings), task.build_model())
-        optimizer = autotune.apply_to_optimizer(Plan(settings=settings), torch.optim.AdamW(model.parameters()))
+        plan = Plan(settings=settings, budget=Budget(device=device))
+        model = autotune.apply_to_model(plan, task.build_model().to(device))
+        optimizer = autotune.apply_to_optimizer(plan, torch.optim.AdamW(model.parameters()))
 
         def step(model: Any = model, optimizer: Any = optimizer) -> None:
             task.compute_loss(model, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
+            wait()
 
         step()
         steps[name] = step
-    seconds = take_turns(steps, rounds, time.thread_time)
+    seconds = take_turns(steps, rounds, time.perf_counter if is_card else time.thread_time)
     steps.clear()
-    stock_s, law = _as_it_stands(task)
-    choice, first = _choice(task, law, CHOICES), next(iter(CASES))
-    for name, settings in CASES.items():
+    stock_s, law = _as_it_stands(task, device)
+    choice, first = _choice(task, law, choices_on(device), device), next(iter(cases))
+    for name, settings in cases.items():
         found = ratios_of(seconds[name], seconds[first])
         yield {
             "settings": name,
@@ -137,11 +152,12 @@ def times(rounds: int) -> Iterator[Row]:
         }
 
 
-def _as_it_stands(task: Task) -> tuple[float, TimeLaw]:
+def _as_it_stands(task: Task, device: Target = "cpu") -> tuple[float, TimeLaw]:
     """Seconds of a step, and the law of this machine."""
     options = CheapestOptions(
+        **on_device(inspect_device(device), has_convolutions=False),
         combinations=(Settings(),),
-        choices=tuple(Settings().having(one) for one in CHOICES),
+        choices=tuple(Settings().having(one) for one in choices_on(device)),
         limit_bytes=2**50,
         reference_batch=8,
         is_held=True,
@@ -151,8 +167,8 @@ def _as_it_stands(task: Task) -> tuple[float, TimeLaw]:
     return found.stock.step_s, found.law
 
 
-def _choice(task: Task, law: TimeLaw, choices: tuple[Technique, ...]) -> BlockChoice:
-    plain = Plan.model_validate({"settings": Settings(), "budget": {"device": "cpu"}})
+def _choice(task: Task, law: TimeLaw, choices: tuple[Technique, ...], device: Target = "cpu") -> BlockChoice:
+    plain = Plan(settings=Settings(), budget=Budget(device=device))
     counted = BlockChoice.of(plain, task, choices=choices)
     return BlockChoice(Places.of(task), counted.memory_model, Settings(), choices, law)
 
@@ -209,16 +225,17 @@ def main() -> None:
     """Print and keep the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--by-parameter", action="store_true", help="what state chosen for each would gain")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that steps run on")
     parser.add_argument("--rounds", type=int, default=9, help="of steps in turns")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, list[float]] = {}
-    for row in gains() if arguments.by_parameter else times(arguments.rounds):
+    for row in gains() if arguments.by_parameter else times(arguments.rounds, arguments.device):
         print(row, flush=True)
-        path = save_rows("fit-costs", "cpu", [row])
+        path = save_rows("fit-costs", arguments.device, [row])
         found.setdefault(row.get("model", ""), []).append(row.get("gain", 0.0))
-    for name, row in found.items() if arguments.by_parameter else ():
-        print(f"{name}: {statistics.mean(row):.1%} on average, {max(row):.1%} at most")
+    for name, each in found.items() if arguments.by_parameter else ():
+        print(f"{name}: {statistics.mean(each):.1%} on average, {max(each):.1%} at most")
     print(path)
 
 

@@ -1,21 +1,23 @@
-"""What training steps take on the card that is here, and what is predicted for them.
+"""What training steps take on the card that is here, how long they are, and what is predicted for them.
 
     python -m benchmarks.cards.own --measure     # on a card: adds to benchmarks/results/cards-own-cuda.jsonl
     python -m benchmarks.cards.own               # anywhere: predicts what is kept
 
 Models are timm's and transformers', built from their configurations. Each is trained for a few steps in a process of
-its own, by the plan of its settings, one at a time on the card.
+its own, by the plan of its settings, one at a time on the card. A step's seconds are those of three windows.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,8 +32,10 @@ from torch.nn import functional as F
 from autotune import Task
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
+from autotune.training.training import Training
 from autotune.units import MIB
 
+from ..frozen_weights import adapted
 from ..rows import load_rows, save_rows
 from .jobs import JOBS, has_convolutions
 from .samples import Samples
@@ -40,12 +44,22 @@ from .vision import import_torchvision, timm_model
 Row = dict[str, Any]
 _ROWS = "cards-own"
 _NUM_STEPS = 4
+_WINDOWS, _WINDOW_S, _MOST_STEPS = 3, 0.4, 10
+"""In which steps are timed, about how many seconds each takes, and steps of one."""
 _AT_ONCE = 8
 """Processes that import and build while one is on the card."""
 _BF16: dict[str, Any] = {"precision": {"kind": "bf16"}}
 _BLOCKS: dict[str, Any] = {"checkpointing": {"kind": "blocks"}}
 _EXACT: dict[str, Any] = {"layers": {"kind": "exact"}}
 _LAST: dict[str, Any] = {"memory_format": {"kind": "channels_last"}}
+_IN_BACKWARD: dict[str, Any] = {"optimizer_step": {"kind": "in_backward"}}
+_OFFLOAD: dict[str, Any] = {"offload": {"kind": "activations", "to": "host"}}
+_TILES: dict[str, Any] = {"tiles": {"kind": "feed_forward"}}
+_COMPILED: dict[str, Any] = {"compile": {"kind": "blocks"}}
+
+
+def _state(kind: str) -> dict[str, Any]:
+    return {"optimizer_state": {"kind": kind}}
 
 
 @dataclass(frozen=True)
@@ -92,11 +106,15 @@ def _gpt2() -> Task:
 
 def _llama() -> Task:
     """Of 0.9 billion parameters."""
+    return _llama_under(lambda model: model)
+
+
+def _llama_under(adapt: Callable[[nn.Module], nn.Module]) -> Task:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 12, "num_attention_heads": 32}
     config = LlamaConfig(**sizes, num_key_value_heads=8, use_cache=False)
-    return _language(lambda: LlamaForCausalLM(config), config.vocab_size)
+    return _language(lambda: adapt(LlamaForCausalLM(config)), config.vocab_size)
 
 
 def _milabench(name: str) -> Task:
@@ -116,15 +134,56 @@ OWN: dict[str, Own] = {
             _BF16 | _BLOCKS | _EXACT,
             _BF16 | {"optimizer": {"kind": "fused"}},
             _BF16 | {"batch": {"micro": 2, "accumulate": 4}},
+            *(_BF16 | _state(kind) for kind in ("bf16", "8bit", "4bit", "factored", "host")),
+            _BF16 | {"trained_weights": {"kind": "bf16"}},
+            _BF16 | _IN_BACKWARD,
+            _BF16 | _OFFLOAD,
+            _BF16 | _OFFLOAD | _BLOCKS,
+            _BF16 | _TILES,
+            *(_BF16 | {"attention": {"kind": kind}} for kind in ("math", "efficient", "flash", "cudnn", "flex")),
+            _BF16 | _COMPILED,
         ),
     ),
-    "llama": Own(_llama, 4, (_BF16, _BF16 | _BLOCKS)),
+    "llama": Own(
+        _llama,
+        4,
+        (
+            _BF16,
+            _BF16 | _BLOCKS,
+            _BF16 | _OFFLOAD,
+            _BF16 | _TILES,
+            _BF16 | _IN_BACKWARD,
+            _BF16 | _state("8bit"),
+            _BF16 | _state("host"),
+            _BF16 | _BLOCKS | _IN_BACKWARD | _state("8bit"),
+            _BF16 | {"attention": {"kind": "flex"}},
+            _BF16 | _COMPILED,
+        ),
+    ),
+    "llama under adapters": Own(
+        partial(_llama_under, adapted),
+        4,
+        (_BF16, *(_BF16 | {"frozen_weights": {"kind": kind}} for kind in ("8bit", "4bit"))),
+    ),
     **{
         name: Own(partial(_milabench, name), batch, ({},))
         for name, batch in {"bert-fp16": 32, "bert-tf32": 32, "whisper": 64, "lightning": 64}.items()
     },
-    "resnet50": Own(partial(_timm, "resnet50"), 64, ({}, _BF16, _BF16 | _LAST, _BF16 | _LAST | _EXACT)),
-    "vit_base_patch16_224": Own(partial(_timm, "vit_base_patch16_224"), 64, ({}, _BF16, _BF16 | _BLOCKS)),
+    "resnet50": Own(
+        partial(_timm, "resnet50"),
+        64,
+        (
+            {},
+            _BF16,
+            _BF16 | _LAST,
+            *(_BF16 | _LAST | one for one in (_EXACT, _BLOCKS, _OFFLOAD, _COMPILED)),
+        ),
+    ),
+    "vit_base_patch16_224": Own(
+        partial(_timm, "vit_base_patch16_224"),
+        64,
+        ({}, _BF16, *(_BF16 | one for one in (_BLOCKS, _EXACT, _OFFLOAD, _TILES, _state("8bit"), _COMPILED))),
+    ),
     "swin_tiny_patch4_window7_224": Own(partial(_timm, "swin_tiny_patch4_window7_224"), 64, (_BF16,)),
     "convnext_base": Own(partial(_timm, "convnext_base"), 64, (_BF16 | _LAST,)),
     "efficientnet_b3": Own(partial(_timm, "efficientnet_b3", 288), 64, (_BF16, _BF16 | _LAST)),
@@ -191,11 +250,29 @@ def _measured(name: str, settings: str, lock: str) -> Row:
         "job": name,
         "batch": OWN[name].batch,
         "settings": json.loads(settings),
+        "step_s": _step_s(training, batches),
         "process_bytes": peak.process,
         "reserved_bytes": peak.reserved,
         "allocated_bytes": peak.allocated,
         "capability": torch.cuda.get_device_capability(),
     }
+
+
+def _step_s(training: Training, batches: Iterator[Any]) -> list[float]:
+    """Seconds of an optimizer step, in each window, whose batches lie ready."""
+    per_step = training.batch.accumulate
+
+    def window(num_steps: int) -> float:
+        ready = [*itertools.islice(batches, num_steps * per_step)]
+        torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        for batch in ready:
+            training.step(batch)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began_s) / num_steps
+
+    num_steps = max(1, min(_MOST_STEPS, round(_WINDOW_S / window(1))))
+    return [window(num_steps) for _ in range(_WINDOWS)]
 
 
 def _predict(names: list[str]) -> None:
