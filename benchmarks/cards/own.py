@@ -207,20 +207,24 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(_measured(*arguments.one)))
     elif arguments.measure:
-        print(save_rows(_ROWS, "cuda", _measure(names)))
+        for row in _measure(names):
+            print(_measured_words(row), save_rows(_ROWS, "cuda", [row]), flush=True)
     else:
         _predict(names)
 
 
-def _measure(names: list[str]) -> list[Row]:
-    rows: list[Row] = []
+def _measure(names: list[str]) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = [(name, json.dumps(one), f"{folder}/card") for name in names for one in OWN[name].settings]
-        for (name, settings, _), row in zip(asked, pool.map(_in_process, asked), strict=True):
-            told = f"{row['process_bytes'] / MIB:,.0f} MiB" if "process_bytes" in row else row["error"]
-            print(f"{name} {settings}: {told}", flush=True)
-            rows.append(row)
-    return rows
+        yield from pool.map(_in_process, asked)
+
+
+def _measured_words(row: Row) -> str:
+    if "error" in row:
+        found = row["error"]
+    else:
+        found = f"{row['process_bytes'] / MIB:,.0f} MiB, a step {1000 * statistics.median(row['step_s']):.1f} ms"
+    return f"{row['job']} {json.dumps(row['settings'])}: {found}"
 
 
 def _in_process(asked: tuple[str, str, str]) -> Row:
