@@ -168,8 +168,8 @@ def _as_it_stands(task: Task, device: Target = "cpu") -> tuple[float, TimeLaw]:
 
 
 def _choice(task: Task, law: TimeLaw, choices: tuple[Technique, ...], device: Target = "cpu") -> BlockChoice:
-    plain = Plan(settings=Settings(), budget=Budget(device=device))
-    counted = BlockChoice.of(plain, task, choices=choices)
+    plain = Plan(settings=Settings(), budget=Budget(device="cpu"))
+    counted = BlockChoice.of(plain, task, target=device, choices=choices)
     return BlockChoice(Places.of(task), counted.memory_model, Settings(), choices, law)
 
 

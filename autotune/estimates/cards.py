@@ -19,6 +19,9 @@ _CUDNN = Interval(low=0, value=16 * MIB, high=350 * MIB)
 """What a context takes more once cuDNN is loaded: 16 MiB with CUDA 13, on an H200 (``results/gpu/h200.json``).
 With CUDA 12.6 the process of resnet50, whisper and convnext_large took 60 to 360 MiB more than BERT's on H100, H200 and
 L40S (milabench's rows)."""
+_LOADED = Interval(low=0, value=146 * MIB, high=300 * MIB)
+"""What a context that is here takes more once a step has run: 132 to 148 MiB on an H200, from 610 MiB on, and 218 with
+offload (``results/gpu/h200.json``, ``results/cards-own-cuda.jsonl``)."""
 _TRIED = Interval(low=0, value=100 * MIB, high=600 * MIB)
 """What it takes more where cuDNN tries every kernel (``torch.backends.cudnn.benchmark``), so that all are loaded:
 focalnet's process took 80 to 630 MiB more on an L40S (milabench's rows)."""
@@ -112,18 +115,21 @@ def find_cards(names: str) -> tuple[Card, ...]:
     return CARDS if names.strip().lower() == "all" else tuple(dict.fromkeys(map(_named, names.split(","))))
 
 
-def on_device(device: Device, has_convolutions: bool, tries_kernels: bool = False) -> dict[str, Any]:
+def on_device(
+    device: Device, has_convolutions: bool, tries_kernels: bool = False, context_bytes: int | None = None
+) -> dict[str, Any]:
     """What the options of predictions take from the device that is planned for.
 
     Args:
         device: a CPU, or a card that need not be here.
         has_convolutions: whether the model has any, so that cuDNN is loaded.
         tries_kernels: whether cuDNN tries every kernel of them.
+        context_bytes: what this process's context takes there before a step; None is not known.
     """
     if device.type == "cpu":
         return {"target": "cpu"}
     card = recognised(device.name)
-    context = _context(card)
+    context = _context(card) if context_bytes is None else _LOADED.plus(context_bytes)
     if card is not None and card.is_amd:
         more = {"workspaces": _MIOPEN} if has_convolutions else {}
         return {"target": "cuda", "capability": device.capability, "context": context, **more}

@@ -54,7 +54,7 @@ def with_techniques(law: TimeLaw, target: Target, task: Task, choices: Sequence[
         peak_bytes: of the job's tensors: what is measured takes less.
     """
     if any(isinstance(one, Offload) and one.to == "disk" for one in choices):
-        write_s, read_s = file_speeds(copied_bytes(peak_bytes))
+        write_s, read_s = file_speeds(copied_bytes("cpu", peak_bytes))
         law = law.model_copy(update={"write_byte_s": write_s, "read_byte_s": read_s})
     ways = [one for one in choices if one.stage is Stage.OPTIMIZER]
     if not ways:

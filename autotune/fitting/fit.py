@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..device_memory.context import context_bytes, is_told
 from ..errors import AutotuneError, NothingFits, TaskError, UserError
 from ..estimates import Cheapest, CheapestOptions
 from ..estimates.cards import on_device
@@ -95,7 +96,12 @@ def fit(
         )
         plain = Budget(limit=limit_bytes, device=target)
         options = CheapestOptions(
-            **on_device(facts.device, bool(facts.conv_dims), facts.tries_kernels),
+            **on_device(
+                facts.device,
+                bool(facts.conv_dims),
+                facts.tries_kernels,
+                context_bytes=context_bytes() if is_here and is_told() else None,
+            ),
             limit_bytes=max(1, int(limit_bytes / plain.factor)),
             **loop.sizes,
             is_here=target == "cpu" or is_here,
@@ -195,6 +201,7 @@ def set_apart(model: nn.Module, target: Literal["cpu", "cuda"]) -> Iterator[None
     kept_small = heap_kept_small() if target == "cpu" else nullcontext()
     with kept_small, undisturbed(), torch.enable_grad(), _left_alone(model):
         yield
+    torch.cuda.empty_cache()  # of a card that was calibrated
 
 
 @contextmanager

@@ -1,16 +1,20 @@
 """What training steps take on the card that is here, how long they are, and what is predicted for them.
 
     python -m benchmarks.cards.own --measure     # on a card: adds to benchmarks/results/cards-own-cuda.jsonl
+    python -m benchmarks.cards.own --time        # the same to cards-own-time-cuda.jsonl
     python -m benchmarks.cards.own               # anywhere: predicts what is kept
 
-Models are timm's and transformers', built from their configurations. Each is trained for a few steps in a process of
-its own, by the plan of its settings, one at a time on the card. A step's seconds are those of three windows.
+Models are timm's and transformers', built from their configurations. To measure what they take, each is trained for a
+few steps in a process of its own, by the plan of its settings, one at a time on the card. To time steps, one process
+does so with all settings of a job, one after the other, and nothing runs beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
+import gc
 import itertools
 import json
 import statistics
@@ -30,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autotune import Task
+from autotune.errors import AutotuneError
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.training.training import Training
@@ -44,8 +49,8 @@ from .vision import import_torchvision, timm_model
 Row = dict[str, Any]
 _ROWS = "cards-own"
 _NUM_STEPS = 4
-_WINDOWS, _WINDOW_S, _MOST_STEPS = 3, 0.4, 10
-"""In which steps are timed, about how many seconds each takes, and steps of one."""
+_WARM, _WINDOWS, _WINDOW_S, _MOST_STEPS = 2, 3, 0.3, 10
+"""Steps before, windows in which steps are timed, about how many seconds each takes, and most steps of one."""
 _AT_ONCE = 8
 """Processes that import and build while one is on the card."""
 _BF16: dict[str, Any] = {"precision": {"kind": "bf16"}}
@@ -200,6 +205,7 @@ def main() -> None:
     """Measure, or predict what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true", help="on the card that is here, and keep the rows")
+    parser.add_argument("--time", action="store_true", help="steps on the card that is here, and keep the rows")
     parser.add_argument("--job", choices=OWN, action="append", help="default: all")
     parser.add_argument("--one", nargs=3, metavar=("JOB", "SETTINGS", "LOCK"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -208,7 +214,10 @@ def main() -> None:
         print(json.dumps(_measured(*arguments.one)))
     elif arguments.measure:
         for row in _measure(names):
-            print(_measured_words(row), save_rows(_ROWS, "cuda", [row]), flush=True)
+            print(_words(row), save_rows(_ROWS, "cuda", [row]), flush=True)
+    elif arguments.time:
+        for row in itertools.chain.from_iterable(map(_timed, names)):
+            print(_words(row), save_rows(f"{_ROWS}-time", "cuda", [row]), flush=True)
     else:
         _predict(names)
 
@@ -219,11 +228,13 @@ def _measure(names: list[str]) -> Iterator[Row]:
         yield from pool.map(_in_process, asked)
 
 
-def _measured_words(row: Row) -> str:
+def _words(row: Row) -> str:
     if "error" in row:
         found = row["error"]
+    elif "step_s" in row:
+        found = ", ".join(f"{1000 * seconds:.2f}" for seconds in row["step_s"]) + " ms"
     else:
-        found = f"{row['process_bytes'] / MIB:,.0f} MiB, a step {1000 * statistics.median(row['step_s']):.1f} ms"
+        found = f"{row['process_bytes'] / MIB:,.0f} MiB"
     return f"{row['job']} {json.dumps(row['settings'])}: {found}"
 
 
@@ -254,7 +265,6 @@ def _measured(name: str, settings: str, lock: str) -> Row:
         "job": name,
         "batch": OWN[name].batch,
         "settings": json.loads(settings),
-        "step_s": _step_s(training, batches),
         "process_bytes": peak.process,
         "reserved_bytes": peak.reserved,
         "allocated_bytes": peak.allocated,
@@ -262,9 +272,34 @@ def _measured(name: str, settings: str, lock: str) -> Row:
     }
 
 
-def _step_s(training: Training, batches: Iterator[Any]) -> list[float]:
+def _timed(name: str) -> Iterator[Row]:
+    """With each settings, and as the first of them once more."""
+    import_torchvision()
+    own = OWN[name]
+    task = dataclasses.replace(own.task(), batch_size=own.batch)
+    built = task.build_model()
+    task = dataclasses.replace(task, build_model=lambda: copy.deepcopy(built))
+    for settings in (*own.settings, own.settings[0]):
+        yield {"job": name, "batch": own.batch, "settings": settings, **_seconds(task, settings)}
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _seconds(task: Task, settings: dict[str, Any]) -> Row:
+    from autotune.training.apply_plan import apply
+
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        plan = Plan(settings=Settings.model_validate(settings), budget=Budget(device="cuda"))
+        step_s = _step_s(apply(plan, task))
+    except (AutotuneError, RuntimeError) as error:
+        return {"error": str(error).splitlines()[0][:300]}
+    return {"step_s": step_s, "allocated_bytes": torch.cuda.max_memory_allocated()}
+
+
+def _step_s(training: Training) -> list[float]:
     """Seconds of an optimizer step, in each window, whose batches lie ready."""
-    per_step = training.batch.accumulate
+    batches, per_step = iter(training.loader), training.batch.accumulate
 
     def window(num_steps: int) -> float:
         ready = [*itertools.islice(batches, num_steps * per_step)]
@@ -275,6 +310,7 @@ def _step_s(training: Training, batches: Iterator[Any]) -> list[float]:
         torch.cuda.synchronize()
         return (time.perf_counter() - began_s) / num_steps
 
+    window(_WARM)
     num_steps = max(1, min(_MOST_STEPS, round(_WINDOW_S / window(1))))
     return [window(num_steps) for _ in range(_WINDOWS)]
 
@@ -284,7 +320,10 @@ def _predict(names: list[str]) -> None:
     rows = [row for row in load_rows(_ROWS, "cuda") if row["job"] in names]
     errors: dict[str, list[float]] = {}
     for row in rows:
-        told = row.get("error") or ", ".join(_told(row, errors))
+        try:
+            told = row.get("error") or ", ".join(_told(row, errors))
+        except AutotuneError as error:  # the torch that is here has other rules
+            told = f"not predicted: {error}"
         print(f"{row['job']} {json.dumps(row['settings'])}: {told}", flush=True)
     for what, found in errors.items():
         worst = max(found, key=abs)
@@ -304,7 +343,8 @@ def _told(row: Row, errors: dict[str, list[float]]) -> Iterator[str]:
     task = dataclasses.replace(own.task(), batch_size=row["batch"])
     device = Device(type="cuda", name=row["device"], memory_bytes=0, capability=tuple(row["capability"]), bf16=True)
     on_card = on_device(device, has_convolutions(task))
-    predictor = Predictor(task, EstimateOptions(settings=settings, reference_batch=row["batch"], **on_card))
+    options = EstimateOptions(settings=settings, reference_batch=row["batch"], is_held=True, **on_card)
+    predictor = Predictor(task, options)
     found = predictor.process(settings.batch.micro if settings.batch else row["batch"], settings)
     context = on_card["context"].value
     pairs = {

@@ -80,6 +80,15 @@ def test_a_context_moves_all_of_its_interval():
     assert found == {"target": "cuda", "capability": (9, 0), "context": CONTEXT.plus(138 * MIB)}
 
 
+def test_a_context_that_is_here_is_what_it_takes_and_what_a_step_loads():
+    """An H200's took 610 MiB when it was opened, and 742 to 828 after steps."""
+    device = Device(type="cuda", name="NVIDIA H200", memory_bytes=2**37, capability=(9, 0), bf16=True)
+    found = on_device(device, False, context_bytes=610 * 2**20)["context"]
+    assert (found.low / 2**20, found.value / 2**20, found.high / 2**20) == (610, 756, 910)
+    planned = on_device(device, False)["context"]
+    assert found.high < planned.high
+
+
 @pytest.mark.parametrize(("name", "more"), [("NVIDIA H100 80GB HBM3", 1200), ("NVIDIA L40S", 100)])
 def test_trying_every_kernel_loads_all_of_cudnns(name: str, more: int):
     """``torch.backends.cudnn.benchmark``: focalnet's process took as much more on an H100, of one sample already."""
