@@ -190,6 +190,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
     in_bits = ("kept_state", "saved_state", "stores", "weight_codes", "freezing", "frozen_weight", "host_step", "flat")
     parts = (f"autotune.techniques.support.bits.{name}" for name in in_bits)
     kept, saved, stores, codes, freezing, frozen, host, flat = parts
+    int8, float8 = (f"autotune.techniques.support.bits.{name}_linear" for name in ("int8", "float8"))
     rows, apart = (f"autotune.techniques.support.{name}" for name in ("rows", "apart"))
     on_disk = ("unnamed_file", "kept_content", "offloaded_weight", "offloading", "copies", "updating")
     file, content, offloaded, offloading, copies, updating = (
@@ -215,7 +216,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "calls": [recomputed],
             "compile": [recomputed],
             "frozen_weights": [freezing],
-            "quantization": [freezing, "autotune.techniques.support.bits.int8_linear"],
+            "quantization": [freezing, int8],
             "freezing": [frozen, codes, elsewhere],
             "frozen_weight": [codes, elsewhere],
             "weight_codes": [stores],
@@ -239,7 +240,8 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "host_step": [apart, flat, pinned],
             "saved_state": [stores, elsewhere],
             "parallel": [f"autotune.techniques.support.{one}" for one in ("replica", "split")],
-            "precision": ["autotune.techniques.support.tf32"],
+            "precision": [float8, "autotune.techniques.support.tf32"],
+            "float8_linear": [int8],
         }
         assert ours <= allowed.union(own.get(path.stem, ())), path.name
 

@@ -280,12 +280,12 @@ def _product_dtype(task: Task, settings: Settings) -> torch.dtype:
     """What most of a model's products are computed in: autocast's type, or that of most parameters; those of 8
     bits are multiplied in another."""
     autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    kind = settings.precision.in_force(task.precision).kind
+    kind = settings.precision.in_force(task.precision).autocast
     sizes = Counter[torch.dtype]()
-    for parameter in build_model(skip_init(task)).parameters() if kind not in autocast else ():
+    for parameter in build_model(skip_init(task)).parameters() if kind is None else ():
         if parameter.dtype in _PRODUCTS:
             sizes[parameter.dtype] += parameter.numel()
-    return autocast.get(kind) or max(sizes, key=sizes.__getitem__, default=torch.float32)
+    return autocast.get(kind or "") or max(sizes, key=sizes.__getitem__, default=torch.float32)
 
 
 def _only_adds(settings: Settings) -> bool:

@@ -84,6 +84,7 @@ FEATURES: tuple[Feature, ...] = (
         "torch.utils._pytree.tree_map_only",
     ),
     _of_techniques("integer products", "torch._int_mm"),
+    Feature("float8 products", "a plan with `precision: {kind: float8}` is refused", ("torch._scaled_mm",)),
     _of_techniques(
         "recomputed blocks",
         "torch.Tensor._version",

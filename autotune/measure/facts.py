@@ -14,6 +14,7 @@ from ..nested import bytes_in
 from ..techniques import TECHNIQUES, Facts, lost_techniques, not_in_inference
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import find_blocks
+from ..techniques.support.bits.float8_linear import layers_for_float8
 from ..techniques.support.facts import num_processors
 from .dataset import DatasetFacts
 from .device import available_host_bytes, inspect_device
@@ -84,6 +85,7 @@ def _of_model(model: nn.Module, paths: Sequence[str]) -> dict[str, Any]:
         "block_bytes": max((bytes_in([*block.parameters()]) for block in blocks), default=0),
         "outside_bytes": bytes_in([p for p in parameters if id(p) not in in_blocks]),
         "buffer_bytes": bytes_in([*model.buffers()]),
+        "float8_numbers": sum(linear.weight.numel() for linear in {*layers_for_float8(blocks)}),
         "block_name": " or ".join(dict.fromkeys(type(block).__name__ for block in blocks)),
         "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
     }

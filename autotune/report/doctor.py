@@ -150,6 +150,7 @@ def _any_task(device: Device) -> Facts:
         reversible_blocks=("blocks",),
         inference=True,
         linear_numbers=1,
+        float8_numbers=1,
         codable_bytes=64 * MIB,
         split_error=0.0,
         allow_split=True,

@@ -48,7 +48,7 @@ def resident_bytes(settings: Settings) -> int:
         Checkpointing(kind="blocks").on_model(model, [model.images, model.block])
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
-        with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision.kind in ("bf16", "fp16")):
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision.has_context):
             loss = model(torch.randn(8, 3, 16, 16))
         loss.backward()
         optimizer.step()

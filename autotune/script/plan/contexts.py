@@ -85,7 +85,7 @@ class Contexts:
                     self._is_in_call = True
                     outputs = inner(*args, **kwargs)
                 has_returned = True
-                outputs = widened(outputs, dtype) if self._precision.kind == "bf16" else outputs
+                outputs = widened(outputs, dtype) if self._precision.autocast == "bf16" else outputs
                 return outputs
             finally:
                 if not has_returned:

@@ -215,6 +215,8 @@ class Facts(_Frozen):
     """Of the weights of linear layers and embeddings that do not train."""
     linear_numbers: int = 0
     """Weights of linear layers that could multiply integers."""
+    float8_numbers: int = 0
+    """Weights of linear layers in blocks that could multiply float8 numbers."""
     codable_bytes: int = 0
     """Of the weights of linear layers and embeddings, whether they train or not."""
     num_feed_forwards: int = 0

@@ -121,7 +121,7 @@ class Buffers:
 
 
 _ATTENTION = "_scaled_dot_product_"
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "convolution"}
 """Operations of ``torch.ops.aten``, attention beside them, that take most of a block's time, for results that are a
 small part of what it keeps."""
 
