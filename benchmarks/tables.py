@@ -121,7 +121,27 @@ def _pair_table() -> str:
     return "\n".join(["|technique|with those above it, from the top|", "|---|---|", *cells])
 
 
-_TABLES: dict[str, Callable[[], str]] = {"models": _model_table, "layers": _layer_table, "pairs": _pair_table}
+def _smallest_table() -> str:
+    """Each job's least memory, before and now."""
+    rows = {row["model"]: row for row in load_rows("smallest", "cpu")}
+    return _table("|job|as it stands, MiB|before|now|by|", map(_smallest_cells, rows.values()))
+
+
+def _smallest_cells(row: Row) -> Iterator[str]:
+    least = {key: min(row[key]["peak_mib"].values()) for key in ("stock", "older", "today")}
+    yield from (row["model"], f"{least['stock']:.0f}", f"{least['older']:.0f}")
+    yield f"{least['today']:.0f} ({row['ratio']:.2f})"
+    chosen = row["today"]["settings"]
+    kinds = [f"`{name}`" for name in chosen if name != "batch"]
+    yield ", ".join([*kinds, f"`{row['today']['allocator']}`"])
+
+
+_TABLES: dict[str, Callable[[], str]] = {
+    "models": _model_table,
+    "layers": _layer_table,
+    "pairs": _pair_table,
+    "smallest": _smallest_table,
+}
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ from autotune import Task
 from autotune.errors import AutotuneError
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
-from autotune.training.training import Training
 from autotune.units import MIB
 
 from ..frozen_weights import adapted
@@ -49,7 +48,7 @@ from .vision import import_torchvision, timm_model
 Row = dict[str, Any]
 _ROWS = "cards-own"
 _NUM_STEPS = 4
-_WARM, _WINDOWS, _WINDOW_S, _MOST_STEPS = 2, 3, 0.3, 10
+_WARM, _WINDOWS, _WINDOW_S, _MOST_STEPS = 2, 3, 0.25, 10
 """Steps before, windows in which steps are timed, about how many seconds each takes, and most steps of one."""
 _AT_ONCE = 8
 """Processes that import and build while one is on the card."""
@@ -162,7 +161,9 @@ OWN: dict[str, Own] = {
             _BF16 | _state("host"),
             _BF16 | _BLOCKS | _IN_BACKWARD | _state("8bit"),
             _BF16 | {"attention": {"kind": "flex"}},
+            {"precision": {"kind": "float8"}},
             _BF16 | _COMPILED,
+            {"precision": {"kind": "float8"}, **_COMPILED},
         ),
     ),
     "llama under adapters": Own(
@@ -232,7 +233,8 @@ def _words(row: Row) -> str:
     if "error" in row:
         found = row["error"]
     elif "step_s" in row:
-        found = ", ".join(f"{1000 * seconds:.2f}" for seconds in row["step_s"]) + " ms"
+        found = ", ".join(f"{1000 * seconds:.1f}" for seconds in row["step_s"])
+        found += f" ms, {row['allocated_bytes'] / MIB:,.0f} MiB, losses {[round(loss, 4) for loss in row['losses']]}"
     else:
         found = f"{row['process_bytes'] / MIB:,.0f} MiB"
     return f"{row['job']} {json.dumps(row['settings'])}: {found}"
@@ -277,7 +279,8 @@ def _timed(name: str) -> Iterator[Row]:
     import_torchvision()
     own = OWN[name]
     task = dataclasses.replace(own.task(), batch_size=own.batch)
-    built = task.build_model()
+    with torch.device("cuda"):
+        built = task.build_model()
     task = dataclasses.replace(task, build_model=lambda: copy.deepcopy(built))
     for settings in (*own.settings, own.settings[0]):
         yield {"job": name, "batch": own.batch, "settings": settings, **_seconds(task, settings)}
@@ -286,33 +289,35 @@ def _timed(name: str) -> Iterator[Row]:
 
 
 def _seconds(task: Task, settings: dict[str, Any]) -> Row:
+    """The first losses, and seconds of steps in each window; of batches that lie ready, and are those of all others."""
     from autotune.training.apply_plan import apply
 
+    torch.manual_seed(0)
     torch.cuda.reset_peak_memory_stats()
-    try:
-        plan = Plan(settings=Settings.model_validate(settings), budget=Budget(device="cuda"))
-        step_s = _step_s(apply(plan, task))
-    except (AutotuneError, RuntimeError) as error:
-        return {"error": str(error).splitlines()[0][:300]}
-    return {"step_s": step_s, "allocated_bytes": torch.cuda.max_memory_allocated()}
-
-
-def _step_s(training: Training) -> list[float]:
-    """Seconds of an optimizer step, in each window, whose batches lie ready."""
-    batches, per_step = iter(training.loader), training.batch.accumulate
+    before_bytes = torch.cuda.memory_allocated()
+    losses: list[float] = []
 
     def window(num_steps: int) -> float:
         ready = [*itertools.islice(batches, num_steps * per_step)]
         torch.cuda.synchronize()
         began_s = time.perf_counter()
-        for batch in ready:
-            training.step(batch)
+        found = [training.step(batch) for batch in ready]
         torch.cuda.synchronize()
-        return (time.perf_counter() - began_s) / num_steps
+        seconds = (time.perf_counter() - began_s) / num_steps
+        losses.extend(float(one.loss) for one in found)
+        return seconds
 
-    window(_WARM)
-    num_steps = max(1, min(_MOST_STEPS, round(_WINDOW_S / window(1))))
-    return [window(num_steps) for _ in range(_WINDOWS)]
+    try:
+        plan = Plan(settings=Settings.model_validate(settings), budget=Budget(device="cuda"))
+        training = apply(plan, task)
+        batches, per_step = iter(training.loader), training.batch.accumulate
+        window(_WARM)
+        num_steps = max(1, min(_MOST_STEPS, round(_WINDOW_S / window(1))))
+        step_s = [window(num_steps) for _ in range(_WINDOWS)]
+    except (AutotuneError, RuntimeError) as error:
+        return {"error": str(error).splitlines()[0][:300]}
+    allocated_bytes = torch.cuda.max_memory_allocated() - before_bytes
+    return {"step_s": step_s, "allocated_bytes": allocated_bytes, "losses": losses[: 3 * per_step]}
 
 
 def _predict(names: list[str]) -> None:
