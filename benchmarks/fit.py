@@ -58,8 +58,8 @@ samples within it is the batch. Below, weights take most, and there is nothing t
 _UNTRACED = 8
 """Samples of a batch of which a step reads values, so that it cannot be traced."""
 _NUM_STEPS = 3
-_ON_CARD = 12
-"""Models at once there."""
+_ON_CARD = 4
+"""Models at once there, each with all budgets."""
 _IN_SUBSETS = 32
 """Samples of a step that is only traced: so many that activations take more than the optimizer's step."""
 _MOST_BLOCKS, _FEW_BLOCKS = 12, 4
@@ -109,12 +109,15 @@ def _rows(name: str, device: str) -> list[Row]:
     case |= _asked(case, "batch")
     edges = _asked(case, "edges")
     least, stock = edges["least"], edges["stock"]
-    rows = []
-    for share in _SHARES:
+
+    def row(share: float) -> Row:
         budget = round(least + (stock - least) * share)
-        rows.append({"model": name, "batch": case["num_samples"], "share": share, **_asked(case, str(budget))})
-        print(_line(rows[-1]), flush=True)
-    return rows
+        found = {"model": name, "batch": case["num_samples"], "share": share, **_asked(case, str(budget))}
+        print(_line(found), flush=True)
+        return found
+
+    with ThreadPoolExecutor(len(_SHARES) if device == "cuda" else 1) as pool:
+        return [*pool.map(row, _SHARES)]
 
 
 def _num_samples(task: Task) -> int:
