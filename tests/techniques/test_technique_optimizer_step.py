@@ -10,7 +10,9 @@ import pytest
 import torch
 from line_task import floats, line, training_of
 from search_tables import facts
+from torch import distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import autotune
 from autotune.errors import PlanError
@@ -211,6 +213,22 @@ def test_an_optimizer_that_looks_at_all_gradients_is_refused():
     ):
         with pytest.raises(PlanError, match=f"in_backward: .*{reason}.* Use kind: after_backward"):
             autotune.apply_to_optimizer(PLAN, optimizer)
+
+
+def test_a_loop_of_several_ranks_is_refused_before_anything_is_updated():
+    """Averages of DistributedDataParallel would come after each rank had updated by its own gradient."""
+    model = nn.Linear(4, 4)
+    before = copy.deepcopy(model.state_dict())
+    optimizer = autotune.apply_to_optimizer(PLAN, torch.optim.SGD(model.parameters(), lr=0.1))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        replica = nn.parallel.DistributedDataParallel(model)
+        with pytest.raises(PlanError, match="there are 2 ranks"):
+            replica(torch.ones(2, 4)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    optimizer.step()
 
 
 def test_it_is_offered_where_nothing_wants_all_gradients_and_they_take_32_mib():

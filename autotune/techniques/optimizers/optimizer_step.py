@@ -125,15 +125,31 @@ class _Update:
         self._optimizer, self._alone, self._number = optimizer, alone, number
 
     def __call__(self, parameter: torch.Tensor) -> None:
-        """The groups and the state are looked up each time: ``load_state_dict`` replaces both."""
+        """The groups and the state are looked up each time: ``load_state_dict`` replaces both.
+
+        Raises:
+            PlanError: there are several ranks, which would each go by a gradient of their own.
+        """
         from ..support.disk.updating import in_memory
 
+        if (num_ranks := _num_ranks()) > 1:
+            raise PlanError(
+                f"settings.optimizer_step.kind: in_backward: there are {num_ranks} ranks, and each would update its "
+                "parameters before gradients are averaged over them. Use kind: after_backward."
+            )
         group = self._optimizer.param_groups[self._number]
         self._alone.state = self._optimizer.state
         self._alone.param_groups = [{**group, "params": [parameter]}]
         with in_memory(parameter, self._optimizer):
             self._alone.step()
         parameter.grad = None
+
+
+def _num_ranks() -> int:
+    from torch import distributed
+
+    is_there = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if is_there else 1
 
 
 @functools.cache
