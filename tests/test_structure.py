@@ -192,8 +192,17 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
     kept, saved, stores, codes, freezing, frozen, host, flat = parts
     int8, float8 = (f"autotune.techniques.support.bits.{name}_linear" for name in ("int8", "float8"))
     rows, apart = (f"autotune.techniques.support.{name}" for name in ("rows", "apart"))
-    on_disk = ("unnamed_file", "kept_content", "offloaded_weight", "offloading", "copies", "updating")
-    file, content, offloaded, offloading, copies, updating = (
+    on_disk = (
+        "unnamed_file",
+        "kept_content",
+        "kept_on_host",
+        "block_order",
+        "offloaded_weight",
+        "offloading",
+        "copies",
+        "updating",
+    )
+    file, content, on_host, order, offloaded, offloading, copies, updating = (
         f"autotune.techniques.support.disk.{name}" for name in on_disk
     )
     places = [f"autotune.techniques.support.disk.saved_{where}" for where in ("elsewhere", "to_disk", "to_host")]
@@ -226,9 +235,11 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "saved_to_disk": [file, saved_elsewhere],
             "saved_to_host": [copies, saved_elsewhere, forwards],
             "copies": [file, saved_elsewhere, pinned],
-            "offloading": [offloaded, content, elsewhere],
+            "offloading": [offloaded, content, on_host, elsewhere],
             "offloaded_weight": [content, elsewhere],
             "kept_content": [file],
+            "kept_on_host": [content, offloaded, copies, order, saved_elsewhere, pinned, file],
+            "block_order": [copies],
             "optimizer_state": [kept, saved],
             "optimizer_step": [kept, updating],
             "updating": [content, offloaded, offloading],

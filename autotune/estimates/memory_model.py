@@ -114,10 +114,10 @@ class MemoryModel:
         return round(self.steps[-1].possible_bytes * batch / self.batches[-1])
 
     def host_bytes(self, batch: int) -> int:
-        """What a step on a card keeps in the host's memory: in proportion to the micro-batch."""
-        if not self.steps:
-            return self.trace_step(batch).host_bytes
-        return round(self.steps[-1].host_bytes * batch / self.batches[-1])
+        """What is in the host's memory of a card: what a step saves there is in proportion to the micro-batch."""
+        step = self.steps[-1] if self.steps else self.trace_step(batch)
+        share = batch / self.batches[-1] if self.steps else 1
+        return step.host_kept_bytes + round(step.host_bytes * share)
 
     def interval(self, batch: int) -> Interval:
         """The peak with its interval: at most one in twenty is to be above."""

@@ -56,6 +56,7 @@ def _step_rows(step: TracedStep) -> dict[str, Any]:
         "work": [[*place, *work] for place, work in step.work.items()],
         "possible_bytes": step.possible_bytes,
         "host_bytes": step.host_bytes,
+        "host_kept_bytes": step.host_kept_bytes,
     }
 
 
@@ -63,4 +64,5 @@ def _step(rows: dict[str, Any]) -> TracedStep:
     allocations = tuple(Allocation(*row) for row in rows["allocations"])
     trace = Trace(allocations, tuple(Span(*row) for row in rows["spans"]), rows["num_moments"])
     work = {(module, phase): Work(*work) for module, phase, *work in rows["work"]}
-    return TracedStep(trace, work, rows["possible_bytes"], rows.get("host_bytes", 0))
+    on_host = rows.get("host_bytes", 0), rows.get("host_kept_bytes", 0)
+    return TracedStep(trace, work, rows["possible_bytes"], *on_host)

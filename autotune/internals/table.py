@@ -143,6 +143,7 @@ FEATURES: tuple[Feature, ...] = (
         "torch.Tensor._make_wrapper_subclass",
         "torch._C.DisableTorchFunctionSubclass",
         "torch._C._DisableTorchDispatch",
+        "torch._C._current_graph_task_id",
         "torch._ops.OpOverload.__init__:_schema",
         "torch.nn.Module.register_state_dict_post_hook:_state_dict_hooks",
         f"{_ATEN}._to_copy",

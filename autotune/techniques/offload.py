@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from . import Settings
 
+_PLACES: tuple[Literal["disk", "host"], ...] = ("disk", "host")
 _LEAST_BYTES = MIB
 """Weights that take less are not worth it."""
 _FP32_BYTES = 4
@@ -29,7 +30,7 @@ _OF_SHARDS = "several processes share out each parameter"
 
 
 class Offload(Technique):
-    """Write what blocks save for backward, or weights of theirs, to a file, and read it for each use.
+    """Have what blocks save for backward, or weights of theirs, in a file or in a card's host's memory between uses.
 
     Source: Rhu et al. 2016, arXiv:1602.08124 (vDNN, to the host's memory); of weights, Ren et al. 2021,
     arXiv:2101.06840 (ZeRO-Offload).
@@ -46,14 +47,15 @@ class Offload(Technique):
     purposes: ClassVar[Mapping[str, str]] = {
         "activations": "Writes what blocks save for backward to a file, or copies it from a card to the host's memory, "
         "and has it again in backward.",
-        "parameters": "Keeps blocks' weights in a file, and reads each when it is used: those that do not train; with "
-        "``trained`` all of them, with their optimizer's state.",
+        "parameters": "Keeps blocks' weights that do not train in a file, and reads each when it is used; or in the "
+        "memory of a card's host, from where they come two blocks ahead. With ``trained``, all of them are there, and "
+        "their optimizer's state.",
     }
 
     kind: Literal["none", "activations", "parameters"] = "none"
     """``none`` is stock; ``activations`` moves what blocks save, ``parameters`` their weights."""
     to: Literal["disk", "host"] = "disk"
-    """``disk``, of a CPU's job, is a file; ``host``, for a card's activations, is the host's pinned memory."""
+    """``disk``, of a CPU's job, is a file; ``host``, of a card's, is the host's pinned memory."""
     blocks: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
     """Numbers of these blocks, from 0 in the model's order; ascending, each once. None are all of them."""
     trained: bool = False
@@ -67,8 +69,8 @@ class Offload(Technique):
             raise ValueError(f"blocks: kind none writes nothing, but got {numbers}. Use another kind.")
         if any(after <= before for before, after in itertools.pairwise(numbers)):
             raise ValueError(f"blocks: must ascend, each once, but got {numbers}. Use {sorted(set(numbers))}.")
-        if self.to == "host" and self.kind != "activations":
-            raise ValueError(f"to: host takes activations, but got kind {self.kind}. Use to: disk.")
+        if self.to == "host" and self.kind == "none":
+            raise ValueError("to: kind none moves nothing, but got host. Use another kind, or leave it out.")
         if self.trained and self.kind != "parameters":
             raise ValueError(f"trained: is of kind parameters, but got kind {self.kind}. Leave it out.")
         return self
@@ -88,7 +90,8 @@ class Offload(Technique):
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Offload, ...]:
         """None, and of all blocks."""
-        others = (cls(kind="activations"), cls(kind="activations", to="host"), cls(kind="parameters"))
+        kinds: tuple[Literal["activations", "parameters"], ...] = ("activations", "parameters")
+        others = (cls(kind=kind, to=to) for kind in kinds for to in _PLACES)
         return (cls(), *(one for one in others if one.unavailable(facts) is None))
 
     def in_blocks(self, numbers: Sequence[int], num_blocks: int) -> Offload:
@@ -108,10 +111,9 @@ class Offload(Technique):
         if self.kind == "none":
             return None
         if facts.device.type != "cpu" and self.to == "disk":
-            host = ": use to: host" if self.kind == "activations" else ""
-            return f"a card's {self.kind} are not written to a file{host}"
+            return f"a card's {self.kind} are not written to a file: use to: host"
         if facts.device.type == "cpu" and self.to == "host":
-            return "a CPU's activations are on the host already"
+            return f"a CPU's {self.kind} are on the host already"
         if not facts.num_blocks:
             return "the model has 0 blocks"
         if self.blocks and self.blocks[-1] >= facts.num_blocks:
@@ -130,7 +132,7 @@ class Offload(Technique):
         return None
 
     def fills_host(self, facts: Facts) -> bool:
-        """By what a step saves: a trace knows how much."""
+        """By what a step saves, or by weights: a trace knows how much."""
         return self.to == "host"
 
     def conflicts(self, settings: Settings) -> str | None:
@@ -146,6 +148,8 @@ class Offload(Technique):
             return "weights that train are fetched and written one by one: use optimizer_step: in_backward"
         if self.trained and settings.trained_weights.kind != "none":
             return "trained_weights rounds those that are in memory: use one"
+        if self.trained and self.to == settings.optimizer_state.kind:
+            return "optimizer_state keeps the same state on the host: use one"
         if settings.frozen_weights.kind != "none":
             return "frozen_weights keeps the same weights as codes in memory: use one"
         if settings.quantization.kind != "none":
@@ -230,11 +234,12 @@ class Offload(Technique):
             )
         named = [blocks[number] for number in self.numbers(len(blocks))]
         if self.kind == "parameters":
-            if not offload(model, named, in_inference, self.trained):
+            if not offload(model, named, in_inference, self.trained, to_host=self.to == "host"):
+                where = "on the CPU or a card and in no other block" if self.to == "host" else "on the CPU"
                 raise PlanError(
-                    "settings.offload.kind: these blocks have no weight of 64 KiB or more on the CPU that is "
-                    "frozen (requires_grad=False) when the plan is applied; what trains stays in memory, but for "
-                    "inference and with trained: true. Freeze weights before, name other blocks, or use kind: none."
+                    f"settings.offload.kind: these blocks have no weight of 64 KiB or more {where} that is "
+                    f"frozen (requires_grad=False) when the plan is applied; what trains stays in memory, but "
+                    "for inference and with trained: true. Freeze weights before, name other blocks, or use kind: none."
                 )
             return model
         place: Place = Disk() if self.to == "disk" else Host()

@@ -58,6 +58,7 @@ _EXACT: dict[str, Any] = {"layers": {"kind": "exact"}}
 _LAST: dict[str, Any] = {"memory_format": {"kind": "channels_last"}}
 _IN_BACKWARD: dict[str, Any] = {"optimizer_step": {"kind": "in_backward"}}
 _OFFLOAD: dict[str, Any] = {"offload": {"kind": "activations", "to": "host"}}
+_WEIGHTS: dict[str, Any] = {"offload": {"kind": "parameters", "to": "host"}}
 _TILES: dict[str, Any] = {"tiles": {"kind": "feed_forward"}}
 _COMPILED: dict[str, Any] = {"compile": {"kind": "blocks"}}
 
@@ -169,7 +170,12 @@ OWN: dict[str, Own] = {
     "llama under adapters": Own(
         partial(_llama_under, adapted),
         4,
-        (_BF16, *(_BF16 | {"frozen_weights": {"kind": kind}} for kind in ("8bit", "4bit"))),
+        (
+            _BF16,
+            *(_BF16 | {"frozen_weights": {"kind": kind}} for kind in ("8bit", "4bit")),
+            *(_BF16 | _WEIGHTS | one for one in ({}, _BLOCKS)),
+            _BF16 | _BLOCKS,
+        ),
     ),
     **{
         name: Own(partial(_milabench, name), batch, ({},))

@@ -64,6 +64,9 @@ from torch.utils._pytree import tree_map
 
 from autotune.estimates.allocators.cuda_caching import CachingAllocator
 from autotune.estimates.allocators.free_list import Block
+from autotune.measure.profiling.parts import is_in_parts
+from autotune.techniques.optimizers import optimizer_step
+from autotune.techniques.support.disk.offloaded_weight import OffloadedWeight
 from autotune.units import MIB
 
 TEXTS: Mapping[str, str] = {
@@ -377,6 +380,8 @@ class Card(Told):
         """``tensor.to(…)`` with an explicit device, which ``args`` and ``kwargs`` no longer have."""
         if self.holds(tensor) == to_card:
             return function(tensor, *args, **kwargs)
+        if isinstance(tensor, OffloadedWeight):  # its numbers are not where it is
+            return function(seen_by(self, tensor.moved)(torch.device("cuda" if to_card else "cpu")), *args, **kwargs)
         self._copied(tensor, not to_card, bool(kwargs.get("non_blocking")))
         with self.placing(to_card):
             return function(tensor, *args, **{**kwargs, "copy": True})
@@ -520,6 +525,8 @@ class _Dispatch(TorchDispatchMode):
         self._card = card
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_in_parts(types):
+            return NotImplemented
         return self._card._run(func, args, kwargs or {})
 
 
@@ -773,7 +780,13 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
             "allocated_bytes.all.current": allocator.allocated_bytes,
         }
 
-    def stream(device: Any = None, **_: Any) -> _Stream:
+    class Stream(_Stream):
+        """Libraries write its name in annotations."""
+
+        def __new__(cls, device: Any = None, **_: Any) -> Any:
+            return made_stream()
+
+    def made_stream() -> _Stream:
         card.streams.append(_Stream(card))
         return card.streams[-1]
 
@@ -823,7 +836,7 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "Event": lambda enable_timing=False, **options: _Event(card, enable_timing, **options),
-        "Stream": stream,
+        "Stream": Stream,
         "current_stream": lambda device=None: card.stream,
         "default_stream": lambda device=None: card.streams[0],
         "stream": card.on,
@@ -839,6 +852,7 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
 
     patch.setattr(FakeTensor, "__new__", staticmethod(on_host))
     _patch_saved(patch, card)
+    _patch_offloaded(patch, card)
     patch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: card.pin(tensor), raising=False)
     patch.setattr(torch.Tensor, "is_pinned", lambda tensor, device=None: card.is_pinned(tensor), raising=False)
     patch.setattr(torch.accelerator, "empty_host_cache", lambda: None)
@@ -866,6 +880,26 @@ def _patch_saved(patch: pytest.MonkeyPatch, card: Card) -> None:
         )
 
     patch.setattr(torch.autograd.graph.saved_tensors_hooks, "__init__", init)
+
+
+def _patch_offloaded(patch: pytest.MonkeyPatch, card: Card) -> None:
+    """A weight that is offloaded fetches its numbers within an operation, too, and where its gradient is whole."""
+    make, asked, computed = (
+        getattr(OffloadedWeight, name)
+        for name in ("_make_wrapper_subclass", "__torch_function__", "__torch_dispatch__")
+    )
+
+    def wrapper(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        return make(*args, device=_on_host(device), **kwargs)  # type: ignore[no-any-return]
+
+    def function(func: Any, *args: Any, **kwargs: Any) -> Any:
+        return (asked if func in _TOLD else seen_by(card, asked))(func, *args, **kwargs)
+
+    patch.setattr(torch.Tensor, "_make_wrapper_subclass", staticmethod(wrapper))
+    patch.setattr(OffloadedWeight, "__torch_function__", staticmethod(function))
+    patch.setattr(OffloadedWeight, "__torch_dispatch__", staticmethod(seen_by(card, computed)))
+    update = optimizer_step._Update.__call__
+    patch.setattr(optimizer_step._Update, "__call__", lambda *given: seen_by(card, update)(*given))
 
 
 def _patch_autocast(patch: pytest.MonkeyPatch) -> None:

@@ -21,14 +21,14 @@ from autotune.estimates.memory_model import fit_memory_model
 from autotune.estimates.tracing.real_step import fit_probed_model
 from autotune.plan import Budget, Plan
 from autotune.task import Task
-from autotune.techniques import Device, Facts, Settings
+from autotune.techniques import Device, Facts, Settings, offload
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.techniques.offload import Offload
 from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.techniques.precision import Precision
-from autotune.techniques.support.disk import saved_elsewhere
+from autotune.techniques.support.disk import offloading, saved_elsewhere
 from autotune.techniques.support.disk.saved_to_host import Host, most_host_bytes
 from autotune.testing.facts import facts_of
 from autotune.testing.techniques import TechniqueContract
@@ -53,12 +53,13 @@ class TestOnACard(TechniqueContract):
 
     technique = Offload
     bitwise = True
-    lacking = (ON_HOST, Offload(kind="activations"), Offload(kind="parameters"))
+    lacking = tuple(Offload(kind=kind, to=to) for kind in ("activations", "parameters") for to in ("disk", "host"))
     test_a_pickle_is_a_model_of_its_own = None  # what is unpickled is not on the stand-in
 
     @pytest.fixture(autouse=True)
     def _everything(self, monkeypatch: pytest.MonkeyPatch, card: Card) -> Any:
-        monkeypatch.setattr(saved_elsewhere, "_LEAST_BYTES", 1)
+        for module in (offload, offloading, saved_elsewhere):
+            monkeypatch.setattr(module, "_LEAST_BYTES", 1)
         for part in ("techniques", "in_use"):
             monkeypatch.setattr(f"autotune.testing.{part}.facts_of", on_card)
         yield
@@ -403,8 +404,8 @@ def test_each_device_has_its_place_and_another_is_refused_in_words():
     assert words == "a card's activations are not written to a file: use to: host"
     assert ON_HOST.describe() == "activations on the host"
     assert ON_HOST.in_blocks([1], 3) == Offload(kind="activations", to="host", blocks=(1,))
-    with pytest.raises(ValueError, match="to: host takes activations, but got kind parameters"):
-        Offload(kind="parameters", to="host")
+    with pytest.raises(ValueError, match="kind none moves nothing, but got host"):
+        Offload(to="host")
     model = model_of(offload=ON_HOST, number=2, device="cpu")
     with pytest.raises(PlanError, match=r"offload\.to: host is where a card's activations go.*Use to: disk"):
         model(torch.ones(2, FEATURES))

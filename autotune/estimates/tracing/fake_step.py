@@ -28,7 +28,7 @@ from ...nested import dense_parts, tensors_in
 from ...plan import Plan
 from ...task import Task
 from ...techniques.batch import Batch
-from ...techniques.support.disk.saved_to_host import most_host_bytes
+from ...techniques.support.disk import kept_on_host, saved_to_host
 from ...techniques.support.disk.updating import move_state
 from ...training.apply_pieces import apply_to_optimizer
 from ...training.apply_plan import apply, build_loader
@@ -60,6 +60,8 @@ class TracedStep:
     """Most that one kernel may take for itself beside what is known."""
     host_bytes: int = 0
     """What is in the host's memory at a time, of a step on a card."""
+    host_kept_bytes: int = 0
+    """What is there between steps, whatever the batch."""
 
 
 class FakeTraining:
@@ -131,13 +133,15 @@ class FakeTraining:
                 model, optimizer, device = training.model, training.optimizer, training.device
                 tracer = _Tracer(model, optimizer, device, True, scratch, work, self._shows())
                 tracer.num_expected, tracer.given, tracer.reached = num_forward, self._given, self._reached
+                kept_on_host.leave(model)
                 self._step(training, tracer, batch)
                 if not tracer.idle:
                     break
                 for parameter in tracer.idle:  # no step gives it a gradient: the optimizer knows nothing of it
                     self._given.remove(parameter)
                     del self._optimizer.state[parameter]
-        return TracedStep(tracer.trace(), work.by_place, scratch.possible_bytes, most_host_bytes(training.model))
+        on_host = saved_to_host.most_host_bytes(model), kept_on_host.most_host_bytes(model)
+        return TracedStep(tracer.trace(), work.by_place, scratch.possible_bytes, *on_host)
 
     def _give_state(self, training: Training, batch: Any) -> set[Tensor]:
         """Give the optimizer the state that it has after its first step, as if everything that trains got a gradient,

@@ -42,6 +42,8 @@ class ProbedModel:
 
     most_host_bytes: int = 0
     """What the last step keeps in a card's host's memory."""
+    host_kept_bytes: int = 0
+    """What is there whatever the batch."""
 
     def at(self, batch: int) -> Trace:
         """The largest step that was run."""
@@ -62,8 +64,8 @@ class ProbedModel:
         return 0
 
     def host_bytes(self, batch: int) -> int:
-        """In proportion to the micro-batch."""
-        return round(self.most_host_bytes * batch / self.batches[-1])
+        """What a step keeps is in proportion to the micro-batch."""
+        return self.host_kept_bytes + round(self.most_host_bytes * batch / self.batches[-1])
 
     def interval(self, batch: int) -> Interval:
         """The peak with its interval, which is wider by as much as the middle step was off the line."""
@@ -85,7 +87,8 @@ def fit_probed_model(
     first, second, third = (probe.step(batch, accumulates) for batch in PROBES)
     if corresponds(first, second, third):
         return MemoryModel((first, second, third), lambda batch: probe.step(batch, accumulates), PROBES)
-    return ProbedModel(PROBES, (first.trace, second.trace, third.trace), (first.work, third.work), third.host_bytes)
+    on_host = third.host_bytes, third.host_kept_bytes
+    return ProbedModel(PROBES, (first.trace, second.trace, third.trace), (first.work, third.work), *on_host)
 
 
 class _Probe(FakeTraining):

@@ -24,6 +24,10 @@ class Elsewhere(Tensor):
         """All of them, which nobody else has."""
         return self.numbers()
 
+    def stored(self) -> Tensor:
+        """The same, for a state dict."""
+        return self.fresh()
+
     def full(self) -> nn.Parameter:
         """A parameter in memory, with what hangs on this one."""
         made = nn.Parameter(self.fresh(), requires_grad=False)
@@ -107,4 +111,4 @@ def _in_full(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadat
     for name, weight in module.named_parameters(recurse=False, remove_duplicate=False):
         kept: Any = state_dict.get(prefix + name)
         if isinstance(kept, Elsewhere) and kept is not weight:
-            state_dict[prefix + name] = kept.fresh()
+            state_dict[prefix + name] = kept.stored()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...units import MIB
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -14,6 +16,15 @@ def pinned(num_elements: int, dtype: torch.dtype) -> Tensor:
     import torch
 
     return torch.empty(num_elements, dtype=dtype, device="cpu").pin_memory()
+
+
+def split(num_bytes: int) -> list[int]:
+    """Into what so many are split, that torch takes at most a sixteenth more for them, or a mebibyte."""
+    found, left = [], num_bytes
+    while left > max(num_bytes // 16, MIB):
+        found.append(1 << (left.bit_length() - 1))
+        left -= found[-1]
+    return [*found, left] if left else found
 
 
 def pinned_bytes(num_bytes: int) -> int:

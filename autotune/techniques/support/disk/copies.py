@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..pinned import pinned, pinned_bytes
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+AHEAD = 2
+"""Blocks whose bytes are fetched before they are read."""
 Flight = list[Any]
 """The event of a copy, and the stream that computed when it began and has not waited for it; else nothing."""
 
@@ -37,7 +40,7 @@ class Copies:
     def out(self, numbers: Tensor, flight: Flight) -> Any:
         """Pinned memory that has these numbers, (bytes,) of uint8, once the copy has arrived."""
         room = self._room(pinned_bytes(numbers.numel()), numbers.dtype)
-        self._copy(room[: numbers.numel()], numbers, flight)
+        self._copy([(room[: numbers.numel()], numbers)], flight)
         return room
 
     def _room(self, size: int, dtype: torch.dtype) -> Tensor:
@@ -57,15 +60,22 @@ class Copies:
         self.most_bytes = max(self.most_bytes, self._had_bytes)
         return pinned(size, dtype)
 
-    def back(self, room: Any, num_bytes: int, flight: Flight) -> Tensor:
-        """(num_bytes,) of uint8 on the card, once the copy has arrived."""
+    def back(self, rooms: Sequence[Any], num_bytes: int, flight: Flight) -> Tensor:
+        """(num_bytes,) of uint8 on the card, once the copy has arrived, from where they lie one after the other."""
         import torch
 
         made = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
-        self._copy(made, room[:num_bytes], flight)
+        parts = made.split([*map(len, rooms[:-1]), num_bytes - sum(map(len, rooms[:-1]))])  # type: ignore[no-untyped-call]
+        self._copy([(part, room[: len(part)]) for part, room in zip(parts, rooms, strict=True)], flight)
         return made
 
-    def wait(self, flight: Flight) -> None:
+    def into(self, rooms: Sequence[Tensor], numbers: Tensor, flight: Flight) -> None:
+        """Such rooms have these numbers, (bytes,) of uint8, once the copy has arrived."""
+        parts = numbers.split([*map(len, rooms)])  # type: ignore[no-untyped-call]
+        self._copy([*zip(rooms, parts, strict=True)], flight)
+
+    @staticmethod
+    def wait(flight: Flight) -> None:
         """What is computed from here on, on the stream whose memory it is, begins once a copy has arrived; the host
         goes on. Another stream may be the current one: Python collects garbage anywhere."""
         if flight:
@@ -86,7 +96,7 @@ class Copies:
         self.wait(flight)
         insort(self._free, room, key=len)
 
-    def _copy(self, to: Tensor, numbers: Tensor, flight: Flight) -> None:
+    def _copy(self, pairs: Sequence[tuple[Tensor, Tensor]], flight: Flight) -> None:
         import torch
 
         if self._stream is None:
@@ -94,7 +104,8 @@ class Copies:
         computing = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(computing)
         with torch.cuda.stream(self._stream):
-            to.copy_(numbers, non_blocking=True)
+            for to, numbers in pairs:
+                to.copy_(numbers, non_blocking=True)
         flight[:] = [self._stream.record_event(), computing]
 
 
@@ -115,13 +126,14 @@ class Planned(Copies):
         self.most_bytes = max(self.most_bytes, self._live_bytes)
         return size, None if is_fake(numbers) else bytes(bytes_of(numbers))
 
-    def back(self, room: Any, num_bytes: int, flight: Flight) -> Tensor:
+    def back(self, rooms: Sequence[Any], num_bytes: int, flight: Flight) -> Tensor:
         """As on the card."""
         import torch
 
         made = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
-        if room[1] is not None:
-            bytes_of(made)[:] = room[1]
+        for _, content in rooms:
+            if content is not None:
+                bytes_of(made)[:] = content
         return made
 
     def end(self, room: Any, flight: Flight) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....errors import PlanError
 from ....internals.fake_tensors import FakeTensor
 from .unnamed_file import UnnamedFile, bytes_of
 
@@ -30,6 +31,13 @@ class Store:
         self._file = UnnamedFile.to_write(self._file)
         return self._file
 
+    def content(self, numbers: Tensor) -> Content:
+        """Of a plain tensor, which is taken over, to be kept here."""
+        return Content(numbers, self)
+
+    def note(self, weight: Any, content: Content) -> None:
+        """A parameter's numbers are kept here."""
+
 
 class Content:
     """Numbers that are fetched for whoever reads them, and are there while anybody has them.
@@ -37,10 +45,15 @@ class Content:
     They lie in memory until they are first fetched: a model is moved, loaded and copied as it was built.
     """
 
+    block: int | None = None
+    """Of a weight that is fetched with its block's others, that one's number among them."""
+    is_state: bool = False
+    """Whether they are an optimizer's."""
+
     def __init__(self, numbers: Tensor, store: Store) -> None:
         """
         Args:
-            numbers: of a plain tensor on the CPU, which is taken over.
+            numbers: of a plain tensor, which is taken over.
             store: of the model.
         """
         self.sign = torch.empty(0, dtype=torch.uint8, device=numbers.device)
@@ -111,6 +124,21 @@ class Content:
         if self._lent is not None:
             return self._lent.clone()
         return (self._read() if self._held is None else self._held).clone()
+
+    def stored(self) -> Tensor:
+        """All of them, which nobody else has, in the host's memory."""
+        return self.anew()
+
+    def moved(self, device: torch.device) -> Content:
+        """The same numbers, of a weight on another device.
+
+        Raises:
+            PlanError: they are not fetched to that.
+        """
+        raise PlanError(
+            f"settings.offload: a weight of {tuple(self.size)} is offloaded from the CPU's memory, and was to be moved "
+            f"to {device}. Use to: host for a model on a card, or kind: none."
+        )
 
     def fetch(self) -> Tensor:
         """All of them, in the memory of their device: not to be written to."""

@@ -57,23 +57,28 @@ class OffloadedWeight(Elsewhere):
         return made
 
     @classmethod
-    def of(cls, weight: Tensor, store: Store, in_inference: bool = False) -> OffloadedWeight:
+    def of(cls, weight: Tensor, store: Store, in_inference: bool = False, block: int | None = None) -> OffloadedWeight:
         """A parameter's numbers elsewhere, with what hangs on it."""
-        made: Any = _parameter(Content(weight.detach(), store))
+        content = store.content(weight.detach())
+        content.block = block
+        made: Any = _parameter(content)
         vars(made).update(vars(weight))
         made._trains, made._trained = weight.requires_grad and not in_inference, weight.requires_grad and in_inference
         return made.requires_grad_(made._trains)  # type: ignore[no-any-return]
 
     @classmethod
-    def on_disk(cls, numbers: Tensor, store: Store) -> OffloadedWeight:
-        """A tensor's numbers elsewhere from here on.
+    def state(cls, numbers: Tensor, weight: OffloadedWeight) -> OffloadedWeight:
+        """What an optimizer keeps of a weight, where that is.
 
         Raises:
             UserError: the disk is full.
         """
-        content = Content(numbers, store)
+        content = weight.store.content(numbers)
+        content.block, content.is_state = weight.content.block, True
         content.to_file()
-        return OffloadedWeight(content, _like(content))
+        made = OffloadedWeight(content, _like(content))
+        content.store.note(made, content)
+        return made
 
     def full(self) -> nn.Parameter:
         """In memory, where it trains if it does or did."""
@@ -108,7 +113,27 @@ class OffloadedWeight(Elsewhere):
 
     def fresh(self) -> Tensor:
         """A copy of what others may fetch."""
-        return self.numbers().clone()
+        return self.numbers().clone() if self._steps else self._content.anew()
+
+    def stored(self) -> Tensor:
+        """A copy in the host's memory, where all of a card's may have room."""
+        return self.fresh() if self._steps else self._content.stored()
+
+    @property
+    def content(self) -> Content:
+        """What it is, or is made of."""
+        return self._content
+
+    def moved(self, device: torch.device) -> OffloadedWeight:
+        """The same on another device.
+
+        Raises:
+            PlanError: it is not offloaded from that one's memory.
+        """
+        return OffloadedWeight(self._content.moved(device), self._as_meta(), self._steps)
+
+    def _as_meta(self) -> Tensor:
+        return _meta(self.size(), self.stride(), self.dtype, self.storage_offset())
 
     def is_copy(self) -> bool:
         """Whether it is the same numbers in another dtype, which nobody sees others through."""
@@ -117,7 +142,7 @@ class OffloadedWeight(Elsewhere):
     def settle(self) -> None:
         """Keep its numbers by themselves."""
         numbers = self.fresh()
-        self._content, self._steps = Content(numbers, self._content.store), ()
+        self._content, self._steps = self._content.store.content(numbers), ()
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """None of its own: without bytes, the same for all views."""
@@ -210,17 +235,16 @@ def _again(weight: OffloadedWeight) -> OffloadedWeight:
 
 
 def _converted(weight: OffloadedWeight, func: Any, args: Any, kwargs: Any) -> Any:
-    """In another dtype: when it is read.
+    """In another dtype: when it is read. On another device: at once.
 
     Raises:
-        PlanError: another device is asked for.
+        PlanError: it is not offloaded from that one's memory.
     """
     device, others = kwargs.get("device"), {key: one for key, one in kwargs.items() if key != "device"}
     if device is not None and torch.device(device) != weight.device:
-        raise PlanError(
-            f"settings.offload: a weight of {tuple(weight.shape)} is offloaded from the CPU's memory, and was to be "
-            f"moved to {device}. Use kind: none for a model on a card."
-        )
+        weight = weight.moved(torch.device(device))
+        if kwargs.get("dtype") in (None, weight.dtype) and kwargs.get("memory_format") in _KEEPS_ORDER:
+            return weight
     return _viewed(weight, _Cast, func, args, others)
 
 
@@ -228,8 +252,7 @@ def _viewed(weight: OffloadedWeight, kind: type[_View], func: Any, args: Any, kw
     if weight._content.is_lent:  # who writes to the view writes to what is kept at the end
         return func(weight.numbers(), *args, **kwargs)
     with torch._C._DisableTorchDispatch():
-        like = _meta(weight.size(), weight.stride(), weight.dtype, weight.storage_offset())
-        found = func(like, *args, **kwargs)
+        found = func(weight._as_meta(), *args, **kwargs)
     several = isinstance(found, list | tuple)
     made = [
         OffloadedWeight(weight._content, one, (*weight._steps, kind(func, args, kwargs, number if several else None)))
@@ -279,10 +302,13 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
 
 
 _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+_KEEPS_ORDER = (None, torch.preserve_format)
 
 
 def _parameter(content: Content) -> Any:
-    return nn.Parameter(OffloadedWeight(content, _like(content)), requires_grad=False)
+    made = nn.Parameter(OffloadedWeight(content, _like(content)), requires_grad=False)
+    content.store.note(made, content)
+    return made
 
 
 def _hanging_on(weight: OffloadedWeight) -> dict[str, Any]:
@@ -291,6 +317,7 @@ def _hanging_on(weight: OffloadedWeight) -> dict[str, Any]:
 
 def _rebuilt(content: Content, rest: dict[str, Any], trains: bool = False) -> OffloadedWeight:
     made = OffloadedWeight(content, _like(content))
+    content.store.note(made, content)
     vars(made).update(rest)
     with torch._C.DisableTorchFunctionSubclass():
         made.requires_grad_(trains)
@@ -314,11 +341,13 @@ def _check_gradient(weight: OffloadedWeight, *args: Any, **kwargs: Any) -> None:
 def _set_data(weight: Any, value: Tensor) -> None:
     """What ``.data =`` does: the numbers, of whatever shape, dtype and device, are kept."""
     if not isinstance(value, OffloadedWeight):
-        value = OffloadedWeight(content := Content(value.clone(), weight._content.store), _like(content))
+        value = OffloadedWeight(content := weight._content.store.content(value.clone()), _like(content))
     elif value._steps:
         value.settle()
     with torch._C.DisableTorchFunctionSubclass():
         Tensor.data.__set__(weight, value)  # type: ignore[attr-defined]
+    if value._content.block is None:
+        value._content.block = weight._content.block
     weight._content, weight._steps = value._content, value._steps
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, GeneratorType
 from typing import Any
 
@@ -14,13 +14,20 @@ from torch import nn
 from ....errors import PlanError
 from .. import elsewhere
 from .kept_content import Store
+from .kept_on_host import HostStore
 from .offloaded_weight import OffloadedWeight
 
 _LEAST_BYTES = 2**16
 """Of a weight that is worth a write and a read."""
 
 
-def offload(model: nn.Module, blocks: Iterable[nn.Module], in_inference: bool = False, trained: bool = False) -> int:
+def offload(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    in_inference: bool = False,
+    trained: bool = False,
+    to_host: bool = False,
+) -> int:
     """Offload weights of these blocks that do not train: names, shapes and dtypes stay.
 
     Args:
@@ -28,6 +35,8 @@ def offload(model: nn.Module, blocks: Iterable[nn.Module], in_inference: bool = 
         blocks: of it.
         in_inference: those that train too. They get no gradients until they are brought back.
         trained: those that train too, and get gradients.
+        to_host: to the host's memory, from a card that the model is on or comes to. A weight that several blocks share,
+            or a block and others, stays.
 
     Returns:
         How many there are.
@@ -35,15 +44,19 @@ def offload(model: nn.Module, blocks: Iterable[nn.Module], in_inference: bool = 
     Raises:
         PlanError: what hangs on a weight that trains, or holds it, would be left with the one that was.
     """
-    store = Store()
+    store = HostStore(in_inference) if to_host else Store()
     there = (one for block in blocks for one in block.modules() if not isinstance(one, nn.RNNBase))
-    is_alone = _are_alone(model)
+    is_alone, block_of = _are_alone(model), _numbers(model, blocks) if to_host else {}
     weights = (weight for module in there for weight in module.parameters(False))
-    found = {id(one): one for one in weights if _may_go(one, in_inference or trained) and is_alone(one)}
+    found = {id(one): one for one in weights if _may_go(one, in_inference or trained, to_host) and is_alone(one)}
+    if to_host:
+        found = {key: one for key, one in found.items() if key in block_of}
+        order = sorted({block_of[key] for key in found})
+        block_of = {key: order.index(block_of[key]) for key in found}
     if not in_inference and (training := [one for one in found.values() if one.requires_grad]):
         _check_hooks(training)
         _check_holders(model, found, training)
-    made = {key: OffloadedWeight.of(weight, store, in_inference) for key, weight in found.items()}
+    made = {key: OffloadedWeight.of(one, store, in_inference, block_of.get(key)) for key, one in found.items()}
     elsewhere.put_in_place(model, made.items())
     for weight in found.values():
         vars(weight)[_REPLACED] = weight.requires_grad
@@ -68,9 +81,20 @@ def is_worth_it(tensor: torch.Tensor) -> bool:
     return tensor.nbytes >= _LEAST_BYTES
 
 
-def _may_go(weight: nn.Parameter, may_train: bool) -> bool:
-    is_plain = type(weight) is nn.Parameter and weight.layout == torch.strided and weight.device.type == "cpu"
+def _may_go(weight: nn.Parameter, may_train: bool, to_host: bool) -> bool:
+    is_plain = type(weight) is nn.Parameter and weight.layout == torch.strided
+    is_plain &= weight.device.type in (("cpu", "cuda") if to_host else ("cpu",))
     return is_plain and (may_train or not weight.requires_grad) and is_worth_it(weight)
+
+
+def _numbers(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[int, int]:
+    """The number of the block that alone has a parameter, by the parameter's identity."""
+    inside = {id(module): number for number, block in enumerate(blocks) for module in block.modules()}
+    owners: dict[int, set[int]] = defaultdict(set)
+    for module in model.modules():
+        for weight in module.parameters(False):
+            owners[id(weight)].add(inside.get(id(module), -1))
+    return {key: number for key, (number, *others) in owners.items() if not others and number >= 0}
 
 
 def _check_hooks(weights: Iterable[Any]) -> None:

@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ....errors import PlanError
 from ....internals.fake_tensors import is_planned_for_card
 from ..forwards import has_forward
-from .copies import Copies, Flight, Planned
+from .copies import AHEAD, Copies, Flight, Planned
 from .saved_elsewhere import Place, Saved, bytes_in, check_version, offloaded
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-_AHEAD = 2
-"""Blocks whose activations are fetched before backward comes to them."""
 
 
 class Host(Place):
@@ -76,7 +73,7 @@ class Host(Place):
         self._at = weakref.ref(call)
         calls = [one for one in (ref() for ref in self._calls) if one is not None]
         number = calls.index(call)
-        self._keep(calls[max(number - _AHEAD, 0) : number + 1])
+        self._keep(calls[max(number - AHEAD, 0) : number + 1])
 
     def _keep(self, calls: list[_Call]) -> None:
         before, self._there = self._there, calls
@@ -165,7 +162,7 @@ class _OnHost(Saved):
     def come(self) -> None:
         """Back to the card, unless it is there."""
         if self._held is None:
-            self._held = self._copies.back(self._room, self._num_bytes, self._flight)
+            self._held = self._copies.back([self._room], self._num_bytes, self._flight)
 
     def restored(self) -> Tensor:
         """(bytes,) of uint8, on the card.

@@ -1,4 +1,4 @@
-"""Offloaded weights that train are updated in memory, one at a time, and their optimizer's state lies where they do."""
+"""Offloaded weights that train are updated one at a time, and their optimizer's state lies where they do."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from ....internals.fake_tensors import FakeTensor
-from .kept_content import Store
 from .offloaded_weight import OffloadedWeight
 from .offloading import is_worth_it
 
 
 @contextmanager
 def in_memory(parameter: Tensor, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """What is written meanwhile to an offloaded parameter and its state is written to its model's file, where state
-    that is new goes after that; others stay where they are.
+    """What is written meanwhile to an offloaded parameter and its state is written to where they lie, and state that is
+    new goes there after that; others stay where they are.
 
     Raises:
         UserError: the disk is full.
@@ -34,21 +33,21 @@ def in_memory(parameter: Tensor, optimizer: torch.optim.Optimizer) -> Iterator[N
         yield
     row = optimizer.state.get(parameter, {})
     row.update({name: kept[name] for name, one in row.items() if name in kept and one is numbers[name]})
-    _move(row, parameter.store)
+    _move(row, parameter)
 
 
 def move_state(optimizer: torch.optim.Optimizer) -> None:
-    """Have the state of offloaded parameters in their model's file, however it came to be.
+    """Have the state of offloaded parameters where those lie, however it came to be.
 
     Raises:
         UserError: the disk is full.
     """
     for parameter, row in optimizer.state.items():
         if isinstance(parameter, OffloadedWeight):
-            _move(row, parameter.store)
+            _move(row, parameter)
 
 
-def _move(row: dict[str, Any], store: Store) -> None:
+def _move(row: dict[str, Any], weight: OffloadedWeight) -> None:
     for name, one in row.items():
-        if type(one) in (Tensor, FakeTensor) and is_worth_it(one):
-            row[name] = OffloadedWeight.on_disk(one, store)
+        if type(one) in (Tensor, FakeTensor) and is_worth_it(one) and one.device == weight.device:
+            row[name] = OffloadedWeight.state(one, weight)
