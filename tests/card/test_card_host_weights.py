@@ -434,7 +434,13 @@ def test_it_is_refused_where_it_cannot_be():
     assert ON_HOST.unavailable(facts(num_blocks=3)) == "a CPU's parameters are on the host already"
     words = Offload(kind="parameters").unavailable(of_a_card)
     assert words == "a card's parameters are not written to a file: use to: host"
+    in_inference = of_a_card.model_copy(update={"inference": True, "frozen_bytes": 0, "num_parameters": 2**20})
+    assert Offload.choices(in_inference) == (Offload(), ON_HOST)
+    assert ON_HOST.exactness(in_inference) == "exact"
     assert ON_HOST.describe() == "parameters on the host"
+    assert ON_HOST.in_blocks([1], 3) == Offload(kind="parameters", to="host", blocks=(1,))
+    plan = Plan(settings=Settings(offload=ON_HOST))
+    assert Plan.from_yaml(plan.to_yaml()) == plan
     assert ON_HOST.fills_host(of_a_card)
     model = of(stock_of(), device=None)
     with pytest.raises(PlanError, match=r"offload\.to: host is where a card's weights lie .* Use to: disk"):
