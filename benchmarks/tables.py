@@ -132,8 +132,8 @@ def _smallest_cells(row: Row) -> Iterator[str]:
     yield from (row["model"], f"{least['stock']:.0f}", f"{least['older']:.0f}")
     yield f"{least['today']:.0f} ({row['ratio']:.2f})"
     chosen = row["today"]["settings"]
-    kinds = [f"`{name}`" for name in chosen if name != "batch"]
-    yield ", ".join([*kinds, f"`{row['today']['allocator']}`"])
+    kinds = [name for name in chosen if name != "batch"]
+    yield "+".join(f"`{name}`" for name in (*kinds, row["today"]["allocator"]))
 
 
 _TABLES: dict[str, Callable[[], str]] = {

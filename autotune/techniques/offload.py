@@ -87,6 +87,10 @@ class Offload(Technique):
         named = f"blocks {', '.join(before)} and {last}" if before else f"block {last}"
         return f"{what} of {named} {where}"
 
+    def prior_gain(self) -> tuple[float, float]:
+        """By a link to a card: steps on an H200 took 1.02 to 3.6 times as long (docs/inside/techniques.md)."""
+        return (-0.6, 0.6) if self.to == "host" else super().prior_gain()
+
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Offload, ...]:
         """None, and of all blocks."""

@@ -113,9 +113,10 @@ class Precision(Technique):
 
     def prior_gain(self) -> tuple[float, float]:
         """bf16 was 0.94 to 1.58 times as fast as fp32 at the medians of five trainings on a CPU
-        (benchmarks/replay/tables)."""
+        (benchmarks/replay/tables). On an H200 a LLaMA of 0.9 billion took 1.72 times bf16's step in float8, 1.03 in
+        compiled blocks (docs/evidence/advice.md); larger products may gain."""
         if self.kind == "float8":
-            return (0.2, 0.4)
+            return (0.0, 0.4)
         return (0.0, 0.0) if self.kind in ("default", "fp32") else (0.2, 0.2)
 
     def unavailable(self, facts: Facts) -> str | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from autotune.techniques import Settings
+from autotune.words import settings_words
 
 from ..rows import load_rows
 from .known import ADVICE, ALL, ON_A_CARD
@@ -18,6 +22,9 @@ Made = tuple[str, Iterable[Iterator[str]]]
 _PEAK, _TIME = 0.03, 0.05
 """Relative changes at the median of jobs that are more than none."""
 _CELL = ("peak_ratio", "time_ratio", "time_spread")
+_BF16 = "bf16"
+_ON_CARD = {"llama": "LLaMA, 0.9 B", "gpt2": "GPT-2, 124 M"}
+"""Jobs whose steps were timed on a card, in words."""
 _WEIGHTS = {"csr": "CSR, 90 % zeros", "bsr": "BSR, 90 % zeros", "int8": "8 bits (`quantize_dynamic`)"}
 
 
@@ -116,6 +123,37 @@ def _card() -> Made:
     return _made(("predicted", *models), map(iter, rows))
 
 
+def _on_card() -> Made:
+    """Peak of tensors and time of a step, over bf16's of the same job."""
+    rows: dict[str, dict[str, list[Row]]] = {}
+    for row in load_rows("cards-own-time", "cuda"):
+        if "step_s" in row:
+            rows.setdefault(_on_card_words(row), {}).setdefault(row["job"], []).append(row)
+    stock = rows.pop(_BF16)
+    cells = ([words, *(_over(found.get(job), stock[job]) for job in _ON_CARD)] for words, found in rows.items())
+    return _made((f"over {_BF16}", *_ON_CARD.values()), map(iter, cells))
+
+
+def _on_card_words(row: Row) -> str:
+    """Of bf16, what is beside it."""
+    settings = Settings.model_validate(row["settings"])
+    beside = settings if settings.precision.kind != _BF16 else settings.having(type(settings.precision)())
+    words = settings_words(beside) if any(beside.chosen()) else _BF16
+    return words if settings.precision.kind != "default" else "fp32"
+
+
+def _over(rows: list[Row] | None, stock: list[Row]) -> str:
+    if rows is None:
+        return ""
+    (seconds, peak), (stock_s, stock_peak) = (
+        (sorted(itertools.chain(*(row["step_s"] for row in each))), max(row["allocated_bytes"] for row in each))
+        for each in (rows, stock)
+    )
+    ratio = statistics.median(seconds) / statistics.median(stock_s)
+    low, high = seconds[0] / stock_s[-1], seconds[-1] / stock_s[0]
+    return f"{peak / stock_peak:.2f}·{ratio:.2f} ({low:.2f}–{high:.2f})"
+
+
 def _made(header: tuple[str, ...], rows: Iterable[Iterator[str]]) -> Made:
     return f"|{'|'.join(header)}|", rows
 
@@ -131,5 +169,6 @@ TABLES: dict[str, Callable[[], Made]] = {
     "advice: ranks": _ranks,
     "advice: processes": _processes,
     "advice: card": _card,
+    "advice: on a card": _on_card,
 }
 """By the names that the page has."""

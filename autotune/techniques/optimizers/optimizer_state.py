@@ -79,6 +79,10 @@ class OptimizerState(Technique):
         """How much state there is."""
         return {"optimizer_states": _num_states(optimizer)}
 
+    def prior_gain(self) -> tuple[float, float]:
+        """On an H200 a LLaMA's step took 6.7 times as long with its state on the host (docs/evidence/advice.md)."""
+        return (-1.2, 0.8) if self.kind == "host" else super().prior_gain()
+
     @classmethod
     def choices(cls, facts: Facts) -> tuple[OptimizerState, ...]:
         """Fewer bits, and a card's host, where the optimizer's class is known, and its state is worth it. Factors are
