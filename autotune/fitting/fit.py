@@ -100,7 +100,7 @@ def fit(
                 facts.device,
                 bool(facts.conv_dims),
                 facts.tries_kernels,
-                context_bytes=context_bytes() if is_here and is_told() else None,
+                context_bytes=_context_bytes(model) if is_here else None,
             ),
             limit_bytes=max(1, int(limit_bytes / plain.factor)),
             **loop.sizes,
@@ -191,6 +191,12 @@ def _agreed(choose: Callable[[], Cheapest]) -> Cheapest:
     return largest
 
 
+def _context_bytes(model: nn.Module) -> int | None:
+    """What this process's context takes of the model's card; None where that is not known."""
+    with torch.cuda.device(next(model.parameters()).device):
+        return context_bytes() if is_told() else None
+
+
 @contextmanager
 def set_apart(model: nn.Module, target: Literal["cpu", "cuda"]) -> Iterator[None]:
     """A choice is made within: nothing of it is left in the process, or in the model.
@@ -199,9 +205,12 @@ def set_apart(model: nn.Module, target: Literal["cpu", "cuda"]) -> Iterator[None
         TaskError: as :func:`_left_alone`.
     """
     kept_small = heap_kept_small() if target == "cpu" else nullcontext()
-    with kept_small, undisturbed(), torch.enable_grad(), _left_alone(model):
-        yield
-    torch.cuda.empty_cache()  # of a card that was calibrated
+    try:
+        with kept_small, undisturbed(), torch.enable_grad(), _left_alone(model):
+            yield
+    finally:
+        if target == "cuda":  # of a card that was calibrated
+            torch.cuda.empty_cache()
 
 
 @contextmanager

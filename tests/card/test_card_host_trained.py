@@ -178,6 +178,15 @@ def test_state_dicts_are_read_by_stocks_model_and_optimizer(card):
         assert torch.equal(ours.step(batch).loss, stock.step(batch).loss)
 
 
+def test_a_state_dict_of_the_optimizer_is_the_hosts(card):
+    """All of it may have no room on the card."""
+    training, _ = trained()
+    before = torch.cuda.memory_allocated()
+    rows = training.optimizer.state_dict()["state"].values()
+    assert torch.cuda.memory_allocated() == before
+    assert not any(card.holds(row[name]) for row in rows for name in ("exp_avg", "exp_avg_sq"))
+
+
 def test_copies_hide_behind_what_is_computed(card):
     """A block's weights take 3 ms to come, and with two averages 9 ms, and as long to go: 18 ms of 40 in backward."""
     seconds = {}

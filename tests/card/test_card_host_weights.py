@@ -312,6 +312,15 @@ def test_what_is_written_to_it_is_kept(card, write):
     assert not card.races
 
 
+def test_a_copy_of_a_weight_on_the_cpu_is_read_there(card):
+    """Whose numbers a log or an average has; the model is on the card."""
+    weight, wanted = of(stock_of())[0].first.weight, stock_of()[0].first.weight.detach()
+    assert torch.equal(weight.detach().cpu(), wanted)
+    assert torch.equal(weight.detach().t().to("cpu", torch.float64), wanted.t().double())
+    assert torch.zeros_like(wanted).copy_(weight.detach().cpu()).equal(wanted)
+    assert weight.detach().cpu().tolist() == wanted.tolist()
+
+
 def test_a_copy_has_memory_of_its_own_and_survives_a_pickle(card):
     model = of(stock_of())
     wanted = gradients(model)

@@ -208,7 +208,10 @@ def test_an_unknown_space(folder, here):
     ("settings", "words"),
     [
         ("warp_drive: {kind: on}", "settings.warp_drive: unknown key. Use one of: batch, precision, variant, pruning"),
-        ("precision: {kind: fp7}", "precision.kind: Input should be 'default', 'fp32', 'tf32', 'bf16', 'fp16' or 'float8'"),
+        (
+            "precision: {kind: fp7}",
+            "Input should be 'default', 'fp32', 'tf32', 'bf16', 'fp16' or 'float8'",
+        ),
         ("batch: {micro: 0}", "settings.batch.micro: Input should be greater than 0, but got 0"),
     ],
 )

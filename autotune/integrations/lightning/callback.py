@@ -269,7 +269,7 @@ class PlanPrecision(MixedPrecision):
     def __init__(self, plan: Plan, device: str | None = None) -> None:
         """
         Args:
-            plan: its precision is bf16 or fp16.
+            plan: its precision is bf16, fp16 or float8.
             device: torch's device type; None is the plan's, or what there is.
 
         Raises:
@@ -278,8 +278,8 @@ class PlanPrecision(MixedPrecision):
         self._technique = plan.settings.precision
         if not self._technique.has_context:
             raise PlanError(
-                f"settings.precision.kind: PlanPrecision is for bf16 and fp16, but got {self._technique.kind}. Use "
-                "trainer_arguments(plan)."
+                f"settings.precision.kind: PlanPrecision is for bf16, fp16 and float8, but got "
+                f"{self._technique.kind}. Use trainer_arguments(plan)."
             )
         (name,) = self._technique.options_of("Lightning").values()
         device = device or plan.budget.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -132,10 +132,11 @@ class _Update:
         """
         from ..support.disk.updating import in_memory
 
-        if (num_ranks := _num_ranks()) > 1:
+        if (num_ranks := _num_ranks(parameter)) > 1:
             raise PlanError(
-                f"settings.optimizer_step.kind: in_backward: there are {num_ranks} ranks, and each would update its "
-                "parameters before gradients are averaged over them. Use kind: after_backward."
+                f"settings.optimizer_step.kind: in_backward: there are {num_ranks} ranks, and in one training each "
+                "would update its parameters before gradients are averaged over them. Use kind: after_backward; where each "
+                "rank trains by itself, form no process group."
             )
         group = self._optimizer.param_groups[self._number]
         self._alone.state = self._optimizer.state
@@ -145,9 +146,12 @@ class _Update:
         parameter.grad = None
 
 
-def _num_ranks() -> int:
+def _num_ranks(parameter: torch.Tensor) -> int:
+    """That a parameter's gradient is still to be averaged over: FSDP's, a DTensor, is by then."""
     from torch import distributed
 
+    if hasattr(parameter, "device_mesh"):
+        return 1
     is_there = distributed.is_available() and distributed.is_initialized()
     return distributed.get_world_size() if is_there else 1
 

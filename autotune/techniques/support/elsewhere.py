@@ -84,9 +84,11 @@ def bring_back(model: nn.Module, kind: type[Elsewhere]) -> None:
                 del hooks[key]
 
 
-def in_full(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's state in an optimizer, with numbers of its own in the place of such tensors."""
-    return {name: one.fresh() if isinstance(one, Elsewhere) else one for name, one in row.items()}
+def in_full(row: Mapping[str, Any], to_save: bool = False) -> dict[str, Any]:
+    """A parameter's state in an optimizer, with numbers of its own in the place of such tensors; to save, as in a state
+    dict."""
+    ours = {name: one for name, one in row.items() if isinstance(one, Elsewhere)}
+    return {**row, **{name: one.stored() if to_save else one.fresh() for name, one in ours.items()}}
 
 
 def _parameters(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:

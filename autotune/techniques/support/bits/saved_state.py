@@ -91,7 +91,7 @@ def plain(row: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
     """A parameter's state in which what is kept as it is goes by torch's names, so that torch alone reads it."""
     from ..elsewhere import in_full
 
-    kept, others = split(in_full(row))
+    kept, others = split(in_full(row, to_save=True))
     whole = [name for name, one in kept.items() if isinstance(one.store, Float32)]
     views = {name: kept[name].fields["float32"].as_strided(parameter.shape, kept[name].strides) for name in whole}
     return joined({name: one for name, one in kept.items() if name not in views}, {**others, **views})

@@ -193,9 +193,11 @@ class HostContent(Content):
         """As every content's.
 
         Raises:
-            PlanError: the weight is not on a card.
+            PlanError: it is a model's weight, and not on a card.
         """
         if not self._is_on_card:
+            if self.block is None:  # a copy, of whoever reads one on the CPU
+                return self._on_host()
             raise PlanError(
                 "settings.offload.to: host is where a card's weights lie until they are read, and the model is on the "
                 "CPU. Use to: disk."
