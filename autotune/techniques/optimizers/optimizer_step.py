@@ -135,8 +135,8 @@ class _Update:
         if (num_ranks := _num_ranks(parameter)) > 1:
             raise PlanError(
                 f"settings.optimizer_step.kind: in_backward: there are {num_ranks} ranks, and in one training each "
-                "would update its parameters before gradients are averaged over them. Use kind: after_backward; where each "
-                "rank trains by itself, form no process group."
+                "would update its parameters before gradients are averaged over them. Use kind: after_backward; "
+                "where each rank trains by itself, form no process group."
             )
         group = self._optimizer.param_groups[self._number]
         self._alone.state = self._optimizer.state
