@@ -247,7 +247,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "lazy_adam": [rows],
             "trained_weights": [kept, "autotune.techniques.support.bits", forwards],
             "rows": [apart],
-            "kept_state": [apart, saved, stores, host, flat, elsewhere],
+            "kept_state": [apart, saved, stores, host, flat, elsewhere, updating],
             "host_step": [apart, flat, pinned],
             "saved_state": [stores, elsewhere],
             "parallel": [f"autotune.techniques.support.{one}" for one in ("replica", "split")],

@@ -196,7 +196,7 @@ class Offload(Technique):
 
         Raises:
             PlanError: the model has no blocks, or not those, or all their weights train, or one that does is held
-                elsewhere or has hooks.
+                elsewhere or has hooks; or they are to lie on the host of a card, and there is none.
         """
         return self._put_on(model, blocks)
 
@@ -224,6 +224,9 @@ class Offload(Technique):
     def _put_on(self, model: nn.Module, blocks: Sequence[nn.Module], in_inference: bool = False) -> nn.Module:
         if self.kind == "none":
             return model
+        import torch
+
+        from ..internals.fake_tensors import is_planned_for_card
         from .support.disk.offloading import offload
         from .support.disk.saved_elsewhere import Place, offloaded
         from .support.disk.saved_to_disk import Disk
@@ -235,6 +238,11 @@ class Offload(Technique):
             raise PlanError(
                 f"settings.offload.blocks: must be numbers of the model's {len(blocks)} blocks, but got "
                 f"{self.blocks[-1]}. Use 0 to {len(blocks) - 1}, or leave it out."
+            )
+        if self.to == "host" and not (is_planned_for_card() or torch.cuda.is_available()):
+            raise PlanError(
+                "settings.offload.to: host is the memory of a card's host, and no card is here: "
+                "torch.cuda.is_available() is False. Use to: disk."
             )
         named = [blocks[number] for number in self.numbers(len(blocks))]
         if self.kind == "parameters":

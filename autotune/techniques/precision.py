@@ -148,7 +148,7 @@ class Precision(Technique):
         if settings.layers.kind != "none":
             return "memory-saving layers take the place of the linear ones that float8 wants: use one"
         if settings.frozen_weights.kind != "none" or settings.offload.kind == "parameters":
-            return "float8 rounds weights that are in memory, and not codes or a file: use bf16"
+            return "float8 rounds weights that are in memory, and not codes or elsewhere: use bf16"
         if settings.parallel.kind in ("fsdp", "tensor"):
             return "float8 was not tried with weights in shards: use ddp"
         return None

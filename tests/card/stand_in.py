@@ -155,6 +155,7 @@ class Card(Told):
         self._allocator = _Allocator(self)
         self._marks: dict[int, Any] = {}
         self._pinned: set[int] = set()
+        self._recorded: dict[int, set[_Stream]] = {}
         self._known: dict[int, Any] = {}
         self.fraction = 1.0
         self.is_open = False
@@ -274,10 +275,15 @@ class Card(Told):
         self._marks[key] = self._allocator.allocate(storage.nbytes())
         weakref.finalize(storage, self._leave, key, self.stream).atexit = False
 
+    def record(self, tensor: torch.Tensor, stream: _Stream) -> None:
+        """``Tensor.record_stream``: its memory is not used again before what is queued there by then is done."""
+        self._recorded.setdefault(_key(tensor), set()).add(stream)
+
     def _leave(self, key: int, stream: _Stream) -> None:
         """What was made on a stream is its to use again, as soon as it has done what is queued."""
         free_at_s = max(self.now_s, stream.free_at_s)
-        late = [one for one in self._uses.pop(key, []) if one.stream is not stream and one.ends_s > free_at_s]
+        known = {stream, *self._recorded.pop(key, ())}
+        late = [one for one in self._uses.pop(key, []) if one.stream not in known and one.ends_s > free_at_s]
         self.races += [f"freed while {one.name} of another stream uses it" for one in late]
         self._allocator.free(self._marks.pop(key, None))
 
@@ -855,6 +861,7 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
     _patch_offloaded(patch, card)
     patch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: card.pin(tensor), raising=False)
     patch.setattr(torch.Tensor, "is_pinned", lambda tensor, device=None: card.is_pinned(tensor), raising=False)
+    patch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: card.record(tensor, stream), raising=False)
     patch.setattr(torch.accelerator, "empty_host_cache", lambda: None)
     patch.setattr(torch.accelerator, "is_available", lambda: True)
     patch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))

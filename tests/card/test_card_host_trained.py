@@ -4,6 +4,8 @@ takes by the card's clock."""
 from __future__ import annotations
 
 import copy
+import dataclasses
+import pickle
 from typing import Any
 
 import pytest
@@ -21,9 +23,11 @@ from autotune.techniques import Device, Facts, Settings, Technique, offload
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.offload import Offload
+from autotune.techniques.optimizers import optimizer_step
 from autotune.techniques.optimizers.optimizer_state import OptimizerState
 from autotune.techniques.optimizers.optimizer_step import OptimizerStep
 from autotune.techniques.precision import Precision
+from autotune.techniques.support.bits import kept_state
 from autotune.techniques.support.disk import offloading
 from autotune.techniques.support.disk.kept_on_host import most_host_bytes
 from autotune.techniques.support.disk.offloaded_weight import OffloadedWeight
@@ -178,6 +182,18 @@ def test_state_dicts_are_read_by_stocks_model_and_optimizer(card):
         assert torch.equal(ours.step(batch).loss, stock.step(batch).loss)
 
 
+def test_state_in_a_pickle_is_known_as_such(card):
+    """So that it comes in backward alone."""
+    training, _ = trained()
+    weight = training.model[0].first.weight
+    kept: Any = (weight, training.optimizer.state[weight]["exp_avg"])
+    for read in (pickle.loads(pickle.dumps(kept)), copy.deepcopy(kept)):
+        assert [one.content.is_state for one in read] == [False, True]
+        assert [one.content.block for one in read] == [0, 0]
+        assert read[0].store is read[1].store
+        assert read[0].store._has_state
+
+
 def test_a_state_dict_of_the_optimizer_is_the_hosts(card):
     """All of it may have no room on the card."""
     training, _ = trained()
@@ -185,6 +201,58 @@ def test_a_state_dict_of_the_optimizer_is_the_hosts(card):
     rows = training.optimizer.state_dict()["state"].values()
     assert torch.cuda.memory_allocated() == before
     assert not any(card.holds(row[name]) for row in rows for name in ("exp_avg", "exp_avg_sq"))
+
+
+def test_loading_has_one_weights_state_on_the_card(card):
+    """At a time: two averages of 64 KiB, and what one is made of. They train on to the same numbers."""
+    before, _ = trained()
+    made = apply(Plan(settings=of()), task())
+    made.model.load_state_dict(before.model.state_dict())
+    rows, at_first = copy.deepcopy(before.optimizer.state_dict()), torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    made.optimizer.load_state_dict(rows)
+    assert torch.cuda.memory_allocated() == at_first
+    assert torch.cuda.max_memory_allocated() - at_first <= 4 * WEIGHT_BYTES
+    for batch in before.loader:
+        assert torch.equal(before.step(batch).loss, made.step(batch).loss)
+    assert not card.races
+
+
+def test_state_of_another_shape_than_its_weight_is_loaded(card, monkeypatch):
+    """Adafactor's averages over rows and columns."""
+    monkeypatch.setattr(kept_state, "LEAST", 1)
+    build = lambda parameters: torch.optim.Adafactor([{"params": parameters, "capturable": False}])  # noqa: E731
+    one = dataclasses.replace(task(), build_optimizer=build)
+    before, made = (apply(Plan(settings=of()), one) for _ in range(2))
+    batches = list(before.loader)
+    before.step(batches[0])
+    made.model.load_state_dict(before.model.state_dict())
+    made.optimizer.load_state_dict(copy.deepcopy(before.optimizer.state_dict()))
+    row = next(iter(made.optimizer.state.values()))
+    assert [row[name].shape for name in ("row_var", "col_var")] == [(FEATURES, 1), (1, FEATURES)]
+    for batch in batches:
+        assert torch.equal(before.step(batch).loss, made.step(batch).loss)
+
+
+def test_weights_are_updated_on_another_stream_than_forwards(card, monkeypatch):
+    """Their memory is that one's, and is used again once what was updated has left it."""
+    card.link_bytes_per_s, card.kernel_s = 1e6, 1e-5
+    side, update, found = torch.cuda.Stream(), optimizer_step._Update.__call__, []
+
+    def on_side(own: Any, parameter: torch.Tensor) -> None:
+        current = torch.cuda.current_stream()
+        parameter.grad.record_stream(side)  # type: ignore[union-attr]
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            update(own, parameter)
+        current.wait_stream(side)
+
+    monkeypatch.setattr(optimizer_step._Update, "__call__", on_side)
+    for setting in (Offload(), TRAINED):
+        training = apply(Plan(settings=of(setting)), task())
+        found.append([training.step(batch).loss for _ in range(2) for batch in training.loader])
+        assert not card.races
+    assert all(map(torch.equal, *found))
 
 
 def test_copies_hide_behind_what_is_computed(card):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import pickle
 from typing import Any
 
@@ -214,6 +215,44 @@ def test_copies_hide_behind_what_is_computed(card, inference):
     assert not card.races
 
 
+class TwoStreams(nn.Module):
+    """Reads a weight on the current stream, and later on another, for which the former waits at the end, or at once."""
+
+    def __init__(self, card: Card, side: Any, waits: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
+        self.card, self.side, self.waits = card, side, waits
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        current, out = torch.cuda.current_stream(), torch.empty_like(x)
+        self.side.wait_stream(current)
+        y = self.first(x)
+        with torch.cuda.stream(self.side):
+            self.card.work(0.01 if self.waits else 1.0)
+            torch.mm(x, self.first.weight, out=out)
+        x.record_stream(self.side)
+        if self.waits:
+            current.wait_stream(self.side)
+            return y + out
+        out.record_stream(self.side)
+        return y
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_weight_is_read_on_two_streams(card, waits):
+    """On either once it has arrived; and its memory is used again once both have read it."""
+    card.link_bytes_per_s, card.kernel_s = 1e6, 1e-5
+    side, found = torch.cuda.Stream(), []
+    for setting in (Offload(), ON_HOST):
+        torch.manual_seed(0)
+        model = of(nn.Sequential(*(TwoStreams(card, side, waits) for _ in range(6))), setting)
+        with torch.no_grad():
+            found += [model(inputs().detach()) for _ in range(2)]
+        torch.cuda.synchronize()
+        assert not card.races
+    assert torch.equal(found[0], found[2])
+
+
 class Pairs(nn.Sequential):
     """Recomputes two blocks at a time."""
 
@@ -335,6 +374,19 @@ def test_a_copy_has_memory_of_its_own_and_survives_a_pickle(card):
     assert not card.races
 
 
+def test_a_saved_model_is_read_where_there_is_no_card():
+    """By torch's map_location, and without the plan it computes there."""
+    with Card().in_place():
+        torch.save(of(stock_of()), file := io.BytesIO())
+    file.seek(0)
+    read = torch.load(file, map_location="cpu", weights_only=False)
+    assert read[0].first.weight.device.type == "cpu"
+    wanted = stock_of()
+    assert all(map(torch.equal, read.state_dict().values(), wanted.state_dict().values()))
+    x = torch.ones(2, FEATURES)
+    assert torch.equal(of(read, Offload(), device="cpu")(x), wanted(x))
+
+
 def test_applied_twice_moved_and_undone(card):
     model, stock = of(of(stock_of())), stock_of().to("cuda")
     assert all(map(torch.equal, gradients(model), gradients(stock)))
@@ -451,9 +503,25 @@ def test_it_is_refused_where_it_cannot_be():
     plan = Plan(settings=Settings(offload=ON_HOST))
     assert Plan.from_yaml(plan.to_yaml()) == plan
     assert ON_HOST.fills_host(of_a_card)
+
+
+def test_a_model_that_is_not_on_the_card_is_not_computed(card):
+    """It is moved there, or its weights are read as they are."""
     model = of(stock_of(), device=None)
     with pytest.raises(PlanError, match=r"offload\.to: host is where a card's weights lie .* Use to: disk"):
         model(torch.ones(2, FEATURES))
     assert torch.equal(model.state_dict()["0.first.weight"], stock_of()[0].first.weight)
     with pytest.raises(PlanError, match=r"these blocks have no weight .* on the CPU or a card and in no other block"):
         of(stock_of().requires_grad_(), device=None)
+
+
+@pytest.mark.parametrize("kind", ["parameters", "activations"])
+def test_without_a_card_a_plan_is_refused_before_a_forward(monkeypatch, kind):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = r"settings\.offload\.to: host is the memory of a card's host, and no card is here: .* Use to: disk"
+    setting = Offload(kind=kind, to="host")
+    for inference in {False, kind == "parameters"}:
+        with pytest.raises(PlanError, match=words):
+            of(stock_of(), setting, inference, device=None)
+    with pytest.raises(PlanError, match=words):
+        apply(Plan(settings=Settings(offload=setting)), task_of())

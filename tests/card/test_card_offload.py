@@ -406,6 +406,9 @@ def test_each_device_has_its_place_and_another_is_refused_in_words():
     assert ON_HOST.in_blocks([1], 3) == Offload(kind="activations", to="host", blocks=(1,))
     with pytest.raises(ValueError, match="kind none moves nothing, but got host"):
         Offload(to="host")
+
+
+def test_a_model_that_is_not_on_the_card_is_refused_in_words(card):
     model = model_of(offload=ON_HOST, number=2, device="cpu")
     with pytest.raises(PlanError, match=r"offload\.to: host is where a card's activations go.*Use to: disk"):
         model(torch.ones(2, FEATURES))

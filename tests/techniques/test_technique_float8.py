@@ -252,6 +252,7 @@ def test_a_plan_without_it_makes_layers_stock_again():
         (Layers(kind="exact"), "memory-saving layers take the place"),
         (FrozenWeights(kind="8bit"), "float8 rounds weights that are in memory"),
         (Offload(kind="parameters", to="disk"), "float8 rounds weights that are in memory"),
+        (Offload(kind="parameters", to="host"), "float8 rounds weights that are in memory, and not codes or elsewhere"),
         (Parallel(kind="fsdp", processes=2), "float8 was not tried with weights in shards"),
         (Parallel(kind="tensor", processes=2), "float8 was not tried with weights in shards"),
     ],

@@ -152,8 +152,12 @@ class KeptState:
         return turned.frac_()
 
     def _before_loading(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Have torch hand over what a store keeps, or is to keep, as it is."""
-        rows = {key: self._as_saved(row, self.is_on) for key, row in state_dict["state"].items()}
+        """Have torch hand over what a store keeps, or is to keep, as it is; and all of what is to lie on a card's host,
+        which may have no room on the card."""
+        from ..disk.updating import is_on_host
+
+        takes_all = self.is_on or any(is_on_host(one) for group in optimizer.param_groups for one in group["params"])
+        rows = {key: self._as_saved(row, takes_all) for key, row in state_dict["state"].items()}
         for row in rows.values():
             if self.rounds and hasattr(row.get(_PRODUCT), "item"):  # torch would round a tensor as its parameter is
                 row[_PRODUCT] = row[_PRODUCT].item()
@@ -170,10 +174,14 @@ class KeptState:
 
     def _after_loading(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep what was handed over as this optimizer does, whoever saved it."""
+        from ..disk.updating import is_on_host, move
+
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter in optimizer.state:
-                    optimizer.state[parameter] = self._loaded(group, parameter, optimizer.state[parameter])
+                    optimizer.state[parameter] = row = self._loaded(group, parameter, optimizer.state[parameter])
+                    if is_on_host(parameter):
+                        move(row, parameter)
 
     def _loaded(self, group: dict[str, Any], parameter: Tensor, row: dict[str, Any]) -> dict[str, Any]:
         saved = {name: one for name, one in row.items() if isinstance(one, Saved)}

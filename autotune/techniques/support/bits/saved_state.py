@@ -51,9 +51,11 @@ class Saved:
         """All its numbers, in the order of its parameter, and in its dtype or another."""
         import torch
 
-        made = torch.empty_like(parameter, dtype=dtype)
+        if self.store is None and (value := self.fields[self.name]).shape != parameter.shape:
+            return value.to(parameter.device, dtype or parameter.dtype)
+        made = torch.empty_like(_room(parameter), dtype=dtype, device=parameter.device)
         if self.store is None:
-            return made.copy_(self.fields[self.name])
+            return made.copy_(value)
         numbers = torch.empty(parameter.numel(), device=parameter.device)
         here = self.on(parameter)
         for start in range(0, numbers.numel(), _PIECE):
@@ -73,6 +75,17 @@ class Saved:
         """Keep numbers from a place on, rounded by noise."""
         assert self.store is not None, "the caller sees to it"
         self.store.write(self.fields, start, values.float(), self.is_signed, noise)
+
+
+def _room(parameter: Tensor) -> Tensor:
+    """Whose shape, strides and dtype are the parameter's: one that is elsewhere is not fetched for those."""
+    import torch
+
+    from ..elsewhere import Elsewhere
+
+    if not isinstance(parameter, Elsewhere):
+        return parameter
+    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
 
 
 def empty(name: str, store: Store, parameter: Tensor) -> Saved:

@@ -91,6 +91,20 @@ class Copies:
             torch.cuda.current_stream(self.device).wait_event(flight[0])
             self.wait(flight)
 
+    def share(self, numbers: Tensor, came: Flight) -> None:
+        """The same, on a current stream that is not the one whose memory it is, however often others have waited: nor
+        is the memory used again before it has read them.
+
+        Args:
+            numbers: that a copy brings or has brought.
+            came: the flight of that, as it began.
+        """
+        import torch
+
+        if came and (current := torch.cuda.current_stream(self.device)) != came[1]:
+            current.wait_event(came[0])
+            numbers.record_stream(current)
+
     def end(self, room: Any, flight: Flight) -> None:
         """Nobody asks for it again: neither the card's memory nor the host's is used before a copy has."""
         self.wait(flight)

@@ -133,6 +133,8 @@ class HostContent(Content):
         self._there: Tensor | None = None
         """On the card, or on their way."""
         self._flight: Flight = []
+        self._came: Flight = []
+        """The same of what was fetched last, also once it has been waited for."""
         self._back: Flight = []
         """Of what was updated, to the host."""
         self._arrival: Any = None
@@ -206,18 +208,14 @@ class HostContent(Content):
             return self._lent
         if self.block is not None:
             self.store.come_to(self.block)
-        found = self._there if self._there is not None else self._known()
-        self.store.copies(self._device).read(self._flight)
-        return found
+        return self._arrived()
 
     @contextmanager
     def lent(self) -> Iterator[Tensor]:
         """All of them, on the card, of which what is written goes to the host."""
         self.settle_copies()
-        Copies.wait(self._back)
-        numbers = self._there if self._there is not None else self._known()
-        self.store.copies(self._device).read(self._flight)
-        self._lent = numbers
+        self.store.copies(self._device).read(self._back)
+        self._lent = numbers = self._arrived()
         try:
             yield numbers
         finally:
@@ -231,7 +229,7 @@ class HostContent(Content):
                     bytes_of(bytes_in(self._on_host()))[:] = bytes_of(bytes_in(numbers))
             return
         self.store.copies(self._device).into(self._rooms, bytes_in(numbers), self._back)
-        self._arrival = self._back[0]
+        self._arrival, self._back[1] = self._back[0], self._came[1]  # whose memory they leave
         if self._there is None:
             Copies.wait(self._back)
 
@@ -247,10 +245,18 @@ class HostContent(Content):
             Copies.wait(self._back)
             self._there = None
 
+    def _arrived(self) -> Tensor:
+        """For the current stream."""
+        found, copies = self._there if self._there is not None else self._known(), self.store.copies(self._device)
+        copies.read(self._flight)
+        copies.share(found, self._came)
+        return found
+
     def _known(self) -> Tensor:
         found = self._fetched() if self._fetched is not None else None
         if found is None:
             found = self._copied(self._flight)
+            self._came = [*self._flight]
             self._fetched = weakref.ref(found)
         return found
 
@@ -281,7 +287,14 @@ class HostContent(Content):
         return made
 
     def __reduce__(self) -> Any:
-        return HostContent, (self.stored(), self.store, self._device, self.block)
+        return _rebuilt, (self.stored(), self.store, self.sign, self.block, self.is_state)
+
+
+def _rebuilt(numbers: Tensor, store: HostStore, sign: Tensor, block: int | None, is_state: bool) -> HostContent:
+    """It is where its sign is: ``map_location`` changes a tensor's device."""
+    made = HostContent(numbers, store, sign.device, block)
+    made.is_state = is_state
+    return made
 
 
 def most_host_bytes(model: nn.Module) -> int:

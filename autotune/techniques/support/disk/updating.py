@@ -33,7 +33,7 @@ def in_memory(parameter: Tensor, optimizer: torch.optim.Optimizer) -> Iterator[N
         yield
     row = optimizer.state.get(parameter, {})
     row.update({name: kept[name] for name, one in row.items() if name in kept and one is numbers[name]})
-    _move(row, parameter)
+    move(row, parameter)
 
 
 def move_state(optimizer: torch.optim.Optimizer) -> None:
@@ -44,10 +44,20 @@ def move_state(optimizer: torch.optim.Optimizer) -> None:
     """
     for parameter, row in optimizer.state.items():
         if isinstance(parameter, OffloadedWeight):
-            _move(row, parameter)
+            move(row, parameter)
 
 
-def _move(row: dict[str, Any], weight: OffloadedWeight) -> None:
+def is_on_host(parameter: Tensor) -> bool:
+    """Whether it is a card's, and offloaded."""
+    return isinstance(parameter, OffloadedWeight) and parameter.is_cuda
+
+
+def move(row: dict[str, Any], weight: OffloadedWeight) -> None:
+    """Have its state, of what there is by now, where it lies.
+
+    Raises:
+        UserError: the disk is full.
+    """
     for name, one in row.items():
         if type(one) in (Tensor, FakeTensor) and is_worth_it(one) and one.device == weight.device:
             row[name] = OffloadedWeight.state(one, weight)
