@@ -21,7 +21,8 @@ With CUDA 12.6 the process of resnet50, whisper and convnext_large took 60 to 36
 L40S (milabench's rows)."""
 _LOADED = Interval(low=0, value=146 * MIB, high=300 * MIB)
 """What a context that is here takes more once a step has run: 132 to 148 MiB on an H200, from 610 MiB on, and 218 with
-offload (``results/gpu/h200.json``, ``results/cards-own-cuda.jsonl``)."""
+offload (``results/gpu/h200.json``, ``results/cards-own-cuda.jsonl``). The upper end
+is a guess."""
 _TRIED = Interval(low=0, value=100 * MIB, high=600 * MIB)
 """What it takes more where cuDNN tries every kernel (``torch.backends.cudnn.benchmark``), so that all are loaded:
 focalnet's process took 80 to 630 MiB more on an L40S (milabench's rows)."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from offloaded_jobs import Computes
 from search_tables import facts
 from stand_in import Card
 from torch import nn
@@ -80,23 +81,6 @@ class TestOnACard(TechniqueContract):
         return tuple(one for one in (Offload(), TRAINED) if one.unavailable(on_card(task)) is None)
 
 
-class _Computes(torch.autograd.Function):
-    """Takes a card 10 ms in forward, and 40 ms in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, card: Card | None) -> torch.Tensor:
-        ctx.card = card
-        if card is not None:
-            card.work(0.01)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        if ctx.card is not None:
-            ctx.card.work(0.04)
-        return grad, None
-
-
 class Block(nn.Module):
     """Two weights of 64 KiB."""
 
@@ -107,7 +91,7 @@ class Block(nn.Module):
         self.first, self.second = (nn.Linear(FEATURES, FEATURES, bias=False) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(_Computes.apply(self.first(x).tanh(), self.card))
+        return self.second(Computes.apply(self.first(x).tanh(), self.card, 0.01, 0.04))
 
 
 def task() -> Task:

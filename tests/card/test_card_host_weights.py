@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from offloaded_jobs import Computes, trains_as_without
 from search_tables import facts
 from stand_in import Card, in_use, seen_by
 from torch import nn
@@ -42,23 +43,6 @@ WEIGHT_BYTES = 4 * FEATURES**2
 pytestmark = pytest.mark.usefixtures("one_thread_only")
 
 
-class _Computes(torch.autograd.Function):
-    """Takes a card 10 ms in forward, and 20 ms in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, card: Card | None) -> torch.Tensor:
-        ctx.card = card
-        if card is not None:
-            card.work(0.01)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        if ctx.card is not None:
-            ctx.card.work(0.02)
-        return grad, None
-
-
 class Block(nn.Module):
     """Two frozen weights of 64 KiB, and a scale that trains."""
 
@@ -70,7 +54,7 @@ class Block(nn.Module):
         self.scale, self.dropout = nn.Parameter(torch.ones(FEATURES)), nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = _Computes.apply(self.first(x).tanh(), self.card)
+        x = Computes.apply(self.first(x).tanh(), self.card, 0.01, 0.02)
         return self.dropout(self.second(x) * self.scale)
 
 
@@ -454,13 +438,7 @@ def task_of(**settings: Any) -> Task:
     ids=str,
 )
 def test_a_training_is_the_one_without(card, others):
-    trained = []
-    for setting in (Offload(), ON_HOST):
-        training = apply(Plan(settings=Settings(offload=setting, **others)), task_of())
-        losses = [training.step(batch).loss.item() for batch in training.loader]
-        trained.append((losses, [one.detach().clone() for one in training.model.parameters()]))
-    assert trained[0][0] == trained[1][0]
-    assert all(map(torch.equal, trained[0][1], trained[1][1]))
+    assert trains_as_without(ON_HOST, task_of(), others)
     assert not card.races
 
 

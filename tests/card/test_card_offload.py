@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from offloaded_jobs import Computes, trains_as_without
 from search_tables import facts
 from stand_in import Card, seen_by
 from torch import nn
@@ -66,23 +67,6 @@ class TestOnACard(TechniqueContract):
         assert not card.races
 
 
-class _Computes(torch.autograd.Function):
-    """Takes a card some time, in forward and twice as much in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, card: Card | None, seconds: float) -> torch.Tensor:
-        ctx.card, ctx.seconds = card, seconds
-        if card is not None:
-            card.work(seconds)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        if ctx.card is not None:
-            ctx.card.work(2 * ctx.seconds)
-        return grad, None, None
-
-
 class Block(nn.Module):
     """Keeps what it is given, and what the tanh returns: 256 KiB; and a dropout's mask in training."""
 
@@ -95,7 +79,9 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.second(_Computes.apply(self.first(x).tanh(), self.card, self.seconds)))
+        return self.dropout(
+            self.second(Computes.apply(self.first(x).tanh(), self.card, self.seconds, 2 * self.seconds))
+        )
 
 
 def model_of(*, number: int = BLOCKS, dropout: float = 0.0, device: str = "cuda", **settings: Any) -> nn.Module:
@@ -362,13 +348,7 @@ def task_of(**settings: Any) -> Task:
     ids=str,
 )
 def test_a_training_is_the_one_without(card, others):
-    trained = []
-    for setting in (Offload(), ON_HOST):
-        training = apply(Plan(settings=Settings(offload=setting, **others)), task_of())
-        losses = [training.step(batch).loss.item() for batch in training.loader]
-        trained.append((losses, [one.detach().clone() for one in training.model.parameters()]))
-    assert trained[0][0] == trained[1][0]
-    assert all(map(torch.equal, trained[0][1], trained[1][1]))
+    assert trains_as_without(ON_HOST, task_of(), others)
     assert not card.races
 
 
