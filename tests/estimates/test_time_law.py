@@ -11,7 +11,7 @@ from autotune.estimates import CheapestOptions, EstimateOptions
 from autotune.estimates import cheapest as module
 from autotune.estimates.cheapest import cheapest
 from autotune.estimates.predictor import Predictor
-from autotune.estimates.time_law import law_here, page_seconds, seconds
+from autotune.estimates.time_law import law_here, least_s, page_seconds, seconds
 from autotune.estimates.tracing.work import Work
 from autotune.estimates.types import TimeLaw
 from autotune.measure.profiling.allocations import Allocation, Phase, Trace
@@ -49,6 +49,14 @@ def test_speeds_are_measured_once_in_a_process():
     assert first is again
     assert first.is_measured
     assert min(first.flop_s, first.byte_s) > 0 <= first.new_byte_s
+
+
+def test_a_card_is_waited_for_after_eight_runs_in_a_row(monkeypatch):
+    """A wait for each would measure how long the host takes to begin one; the first run is not timed."""
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("wait"))
+    least_s(lambda: done.append("run"), "cuda", most_s=0.0)
+    assert done == ["run", "wait", *["run"] * 8, "wait"]
 
 
 TASK = Task(
