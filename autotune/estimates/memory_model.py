@@ -13,6 +13,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
+from ..layers.saved_by import SharedSavers
 from ..measure.profiling.allocations import Phase, Trace
 from ..plan import Plan
 from ..task import Task
@@ -151,6 +152,7 @@ def fit_memory_model(
     largest_of: Largest = 1,
     target: Target = "cpu",
     few: int | None = None,
+    savers: SharedSavers | None = None,
 ) -> MemoryModel:
     """The memory model of ``apply(plan, task)``, from optimizer steps over fake tensors.
 
@@ -161,12 +163,13 @@ def fit_memory_model(
         largest_of: where shapes vary, every batch repeats the largest of so many samples.
         target: the device that is planned for.
         few: a micro-batch, where few are asked for: it is traced, as any other then is, in place of three for all.
+        savers: who keeps what in the model that layers are put on; None finds out.
 
     Raises:
         Untraceable: the training asks for values that such tensors do not have.
         Exception: whatever the user's code raises.
     """
-    fake_training = FakeTraining(plan, task, largest_of, target)
+    fake_training = FakeTraining(plan, task, largest_of, target, savers)
 
     @cache
     def trace_step(batch: int) -> TracedStep:

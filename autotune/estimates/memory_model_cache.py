@@ -18,11 +18,12 @@ import torch
 
 from ..errors import UserError
 from ..files import FOLDER, replacing
+from ..layers.saved_by import SharedSavers
 from ..nested import tensors_in
 from ..plan import Plan
 from ..randomness import seed_everything, undisturbed
 from ..task import Task
-from ..techniques import Effect, Settings
+from ..techniques import Effect, Settings, Stage
 from ..training.apply_plan import build_model
 from ..training.skip_init import skip_init
 from ..training.weights import weights_file
@@ -58,6 +59,8 @@ class MemoryModelCache:
         self._task, self._largest_of, self._target = task, largest_of or 1, target
         self.replayed: Replayed | None = None
         """Where kept, what allocators keep for traces."""
+        self._savers: dict[str, SharedSavers] = {}
+        """By what stands before layers."""
 
     def of(self, plan: Plan, accumulates: bool, few: int | None = None) -> MemoryModel:
         """The memory model, as :func:`fit_memory_model` makes it. Where few micro-batches are asked for, the model
@@ -71,7 +74,9 @@ class MemoryModelCache:
         @cache
         def traced() -> MemoryModel:
             """The memory model, traced when first needed."""
-            return fit_memory_model(plan, self._task, accumulates, self._largest_of, self._target, few)
+            before = (one for one in plan.settings.techniques() if one.stage < Stage.LAYERS)
+            savers = self._savers.setdefault(Settings().having(*before).canonical(), SharedSavers())
+            return fit_memory_model(plan, self._task, accumulates, self._largest_of, self._target, few, savers)
 
         if not self._task.source:
             return traced()

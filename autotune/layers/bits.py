@@ -54,7 +54,7 @@ def pack(test: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 def unpack(packed: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The pieces of dense tensors, each with the packed flags of its elements first, as bytes: 0 where unset."""
-    masks = _masks.__wrapped__(packed.device) if isinstance(packed, FakeTensor) else _masks(packed.device)
+    masks = packed.new_empty((8, 1)) if isinstance(packed, FakeTensor) else _masks(packed.device)
     for parts, eighths in zip(pieces(*tensors), _split(packed, _piece(packed) // 8), strict=True):
         yield (eighths & masks).flatten()[: len(parts[0])], *parts
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,42 @@ _KEEP_NOTHING = frozenset(
 """What keeps neither input nor output once it is converted."""
 
 
+class SharedSavers:
+    """A context in which a run of one copy of a model tells for all its copies: what was found is kept by names."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[tuple[list[str], bool], ...]] | None = None
+
+    def __enter__(self) -> Self:
+        self._before = _SHARED.set(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _SHARED.reset(self._before)
+
+    def of(
+        self, model: nn.Module, find: Callable[[], dict[nn.Module, tuple[Savers, Savers]]]
+    ) -> dict[nn.Module, tuple[Savers, Savers]]:
+        """Those in this copy: by a function, where none was run before."""
+        if self._found is None:
+            found = find()
+            weights = {id(weight): name for name, weight in model.named_parameters()}
+            self._found = {
+                name: tuple(([weights[id(one)] for one in savers], always) for savers, always in found[module])
+                for name, module in model.named_modules()
+                if module in found
+            }
+            return found
+        modules, named = dict(model.named_modules()), dict(model.named_parameters())
+        return {
+            modules[name]: (([named[one] for one in output], is_kept), ([named[one] for one in read], is_read))
+            for name, ((output, is_kept), (read, is_read)) in self._found.items()
+        }
+
+
+_SHARED: ContextVar[SharedSavers | None] = ContextVar("_SHARED", default=None)
+
+
 def find_savers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Module, tuple[Savers, Savers]]:
     """For each module that calls an activation in this run: who else saves the activation's output, and its input.
 
@@ -58,6 +95,11 @@ def find_savers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Mo
     Raises:
         Exception: whatever ``run`` raises, or a copy of the model: values of fake tensors cannot be read.
     """
+    shared = _SHARED.get()
+    return _find_savers(model, run) if shared is None else shared.of(model, lambda: _find_savers(model, run))
+
+
+def _find_savers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Module, tuple[Savers, Savers]]:
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fakes):
         copied = copy.deepcopy(model)

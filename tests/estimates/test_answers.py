@@ -108,6 +108,9 @@ def test_what_is_answered_without_torch_is_what_torch_would_say(
         lambda x: torch.add(x, x[0], out=torch.empty(3, 4)),
         lambda x: torch.mul(x, 2, out=torch.empty(4, 3).t()),
         lambda x: torch.add(x, x, out=torch.empty(3, 4, dtype=torch.float64)),
+        lambda x: torch.add(*x.to(torch.uint8).unbind()[:2], alpha=16, out=torch.empty(4, dtype=torch.uint8)),
+        lambda x: torch.add(x.int(), x.int(), out=torch.empty(3, 4)),
+        lambda x: torch.mul(x.int(), 2.5, out=torch.empty(3, 4)),
         lambda x: x.expand(5, 3, 4).permute(2, 0, 1)[1:, ..., 2],
     ],
 )
@@ -115,6 +118,16 @@ def test_odd_arguments(make: Any, compared: Counter[Any]):
     with FakeTensorMode(allow_non_fake_inputs=True) as fakes, answers("cpu", fakes):
         make(torch.empty(3, 4))
     assert compared
+
+
+def test_a_number_of_steps_has_no_value_while_an_optimizer_steps():
+    with FakeTensorMode(allow_non_fake_inputs=True) as fakes:
+        with answers("cpu", fakes, is_optimizer=True):
+            steps = torch.tensor(3.0)
+        with answers("cpu", fakes):
+            other = torch.tensor(3.0)
+    assert (steps.constant, other.constant) == (None, 3.0)
+    assert said_of((steps,), ()) == said_of((other,), ())
 
 
 def summed_in_place(loss: Any) -> list[bool]:

@@ -141,6 +141,28 @@ def test_rules_are_kept():
     assert cheapest(costs, changes, (-22,), rules=rules) is None
 
 
+def test_of_blocks_that_are_alike_the_first_are_chosen():
+    """Six blocks, each as it is, recomputed (frees 10 and costs 3), or with layers (frees 4 and costs 1) where the last
+    unknown is chosen. Whatever is needed, no later block does more than an earlier one."""
+    rules = Rules(
+        one_of=tuple((2 * block, 2 * block + 1) for block in range(6)),
+        needs=tuple((2 * block + 1, 12) for block in range(6)),
+    )
+    for needed in range(1, 61):
+        chosen = cheapest((3, 1) * 6 + (0.5,), ((-10, -4) * 6 + (0,),), (-needed,), rules=rules)
+        assert chosen is not None
+        ways = [next((2 - way for way in (0, 1) if 2 * block + way in chosen), 0) for block in range(6)]
+        assert sum((0, 4, 10)[way] for way in ways) >= needed
+        assert ways == sorted(ways, reverse=True)
+
+
+def test_blocks_that_are_unlike_stay_as_the_program_has_them():
+    """The first costs more, or frees less in the row that binds."""
+    rules = Rules(one_of=((0,), (1,), (2,)))
+    assert cheapest((2, 1, 1), ((-5, -5, -5),), (-5,), rules=rules) == (1,)
+    assert cheapest((1, 1, 1), ((-5, -5, -5), (-1, -1, -4)), (-5, -4), rules=rules) == (2,)
+
+
 def test_the_set_whose_largest_row_is_smallest():
     """Rows of 10 and 8: the first thing brings 3 and 9, the second 7 and 2, both 0 and 3."""
     assert smallest((10, 8), ((-7, -3), (1, -6))) == (0, 1)

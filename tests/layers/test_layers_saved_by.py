@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from autotune.layers import convert
-from autotune.layers.saved_by import find_savers
+from autotune.layers.saved_by import SharedSavers, find_savers
 
 INPUT = 4 * 8 * 16 * 16 * 4
 
@@ -61,6 +61,37 @@ def test_weights_keep_while_they_train_and_products_always():
     found = find_savers(chain, lambda copied: copied(torch.randn(IMAGES)))
     nobody = [], False
     assert found == {chain[1]: (nobody, nobody), chain[3]: (([chain[4].weight], False), nobody)}
+
+
+def test_what_one_copy_has_shown_holds_for_the_next():
+    model, shared, runs = Scaled(), SharedSavers(), []
+
+    def forward(copied: nn.Module) -> Tensor:
+        runs.append(copied)
+        return copied(torch.randn(IMAGES))
+
+    with shared:
+        find_savers(model, forward)
+        other = copy.deepcopy(model)
+        ((weights, always), read) = find_savers(other, forward)[other]
+    assert len(runs) == 1
+    assert len(weights) == 1
+    assert weights[0] is other.conv.weight
+    assert (always, read) == (True, ([], False))
+    find_savers(other, forward)
+    assert len(runs) == 2
+
+
+def test_a_run_that_fails_shows_nothing():
+    model, shared = Scaled(), SharedSavers()
+    with shared:
+        with pytest.raises(RuntimeError, match="no"):
+            find_savers(model, fails)
+        assert find_savers(model, lambda copied: copied(torch.randn(IMAGES)))
+
+
+def fails(copied: nn.Module) -> None:
+    raise RuntimeError("no")
 
 
 class Recomputed(nn.Module):

@@ -59,10 +59,7 @@ class FreeBlocks:
 
     def split(self, block: Block, num_bytes: int) -> Block:
         """Cut a taken block in two, and return the rest, which is free."""
-        rest = Block(block.address + num_bytes, block.num_bytes - num_bytes, block, block.after)
-        if block.after is not None:
-            block.after.before = rest
-        block.num_bytes, block.after = num_bytes, rest
+        rest = cut(block, num_bytes)
         self.keep(rest)
         return rest
 
@@ -80,6 +77,15 @@ class FreeBlocks:
         at = bisect_left(self._keys, block.key())
         self._keys.insert(at, block.key())
         self._blocks.insert(at, block)
+
+
+def cut(block: Block, num_bytes: int) -> Block:
+    """Cut a taken block in two, and return the rest, which is taken too."""
+    rest = Block(block.address + num_bytes, block.num_bytes - num_bytes, block, block.after)
+    if block.after is not None:
+        block.after.before = rest
+    block.num_bytes, block.after = num_bytes, rest
+    return rest
 
 
 def _merged(first: Block, second: Block) -> Block:

@@ -13,7 +13,7 @@ import random
 
 from ...measure.profiling.allocations import Phase, Trace
 from ...units import MIB
-from .free_list import Block, FreeBlocks, replay, round_up
+from .free_list import Block, FreeBlocks, cut, replay, round_up
 
 _ALIGNMENT = 64
 """That torch asks for. Source: c10/core/alignment.h, gAlignment."""
@@ -114,7 +114,7 @@ class Heap:
 
     def _cut(self, block: Block, num_bytes: int) -> Block:
         """Cut a taken block in two, and return the second part; both count as taken."""
-        second = self._free.take(self._free.split(block, num_bytes))
+        second = cut(block, num_bytes)
         if self._last is block:
             self._last = second
         return second

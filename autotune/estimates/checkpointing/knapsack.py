@@ -6,6 +6,7 @@ Source: https://docs.scipy.org/doc/scipy/reference/generated/scipy.optimize.milp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,8 +51,9 @@ def cheapest(
 
     Returns:
         Numbers of the chosen, ascending; with rules, a set that costs at most 0.5 % more. Of sets whose costs differ by
-        less than some millionths of them all, it is the one of fewer and of earlier things. Rows hold within a
-        millionth of the largest number in them. None where no set fits, or none was found.
+        less than some millionths of them all, it is the one of fewer and of earlier things; with rules, one whose
+        choices no two groups can change with each other to make it earlier. Rows hold within a millionth of the largest
+        number in them. None where no set fits, or none was found.
     """
     rows, bounds = np.asarray(changes, float), np.asarray(room, float)
     scale = max(np.abs(rows).max(initial=0.0), np.abs(bounds).max(initial=0.0), 1.0)
@@ -61,7 +63,8 @@ def cheapest(
         signs[list(one)] = 1.0
         held.append((signs, len(one) - 1.0))
     more = _as_rows(rules, len(costs))
-    return _solved(_distinct(costs), [*held, *more], len(costs), _GAP if more else 0.0)
+    found = _solved(_distinct(costs), [*held, *more], len(costs), _GAP if more else 0.0)
+    return found if found is None or not more else _earliest(found, np.asarray(costs, float), [*held, *more], rules)
 
 
 def smallest(base: Any, changes: Any, rules: Rules = Rules()) -> tuple[int, ...] | None:
@@ -114,6 +117,27 @@ def _solved(
         options={"mip_rel_gap": gap, "node_limit": _MOST_NODES},
     )
     return None if found.x is None else tuple(map(int, np.flatnonzero(found.x[:count] > 0.5)))
+
+
+def _earliest(
+    found: tuple[int, ...], costs: np.ndarray, held: Sequence[tuple[np.ndarray, float]], rules: Rules
+) -> tuple[int, ...]:
+    """The set, where groups have changed their choices with later ones of their size: of blocks that are alike the
+    first have the first way. At limits close to each other it is the same set then, which need not be traced anew."""
+    rows, bounds = map(np.array, zip(*held, strict=True))
+    chosen = np.zeros(len(costs))
+    chosen[list(found)] = 1.0
+    used, most = rows @ chosen, costs @ chosen + costs.sum() / _TOTAL
+    for first, second in itertools.combinations(rules.one_of, 2):
+        one, other = chosen[list(first)], chosen[list(second)]
+        if len(one) != len(other) or tuple(one) >= tuple(other):
+            continue
+        change = np.zeros(len(costs))
+        change[list(first)], change[list(second)] = other - one, one - other
+        then = used + rows @ change
+        if (then <= np.maximum(bounds, used) + 1 / _TOTAL).all() and costs @ (chosen + change) <= most:
+            chosen, used = chosen + change, then
+    return tuple(map(int, np.flatnonzero(chosen > 0.5)))
 
 
 def _distinct(costs: Sequence[float]) -> np.ndarray:

@@ -31,6 +31,7 @@ Target = Literal["cpu", "cuda"]
 """The device that is planned for."""
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_LIFT = torch.ops.aten.lift_fresh.default
 _ATTENTION = torch.ops.aten._fused_sdp_choice.default
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 
@@ -47,6 +48,7 @@ _IN_PLACE = _overloads(
 """In-place operations, which optimizers mostly use."""
 _INTO = _overloads(add="out", mul="out")
 """Operations with an ``out`` argument."""
+_WHOLE = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 _LIKE = _overloads(
     add="Tensor", clone="default", div="Tensor Scalar", mul="Tensor Scalar", neg="default", sqrt="default",
     sub="Tensor", zeros_like="default",
@@ -141,6 +143,10 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _ITEM and self._steps.is_running:
             dtype = args[0].dtype
             return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+        if func is _LIFT and self._steps.is_running and type(args[0]) is Tensor:  # a number of steps, say
+            return self._kernel(
+                torch.empty_strided, args[0], args[0].size(), args[0].stride(), dtype=args[0].dtype, device="meta"
+            )
         if func is _ATTENTION:
             if self._target == "cuda":
                 return attention_choice(*args, **kwargs).value
@@ -158,7 +164,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0]
         if func in _IN_PLACE and _keeps_first(args, kwargs, self._steps.is_running):
             return args[0]
-        if func in _INTO and _keeps_first(args, kwargs) and kwargs["out"].shape == args[0].shape:
+        if func in _INTO and _keeps_first(args, kwargs, takes_whole=True) and kwargs["out"].shape == args[0].shape:
             return kwargs["out"]
         if func in _LIKE and _keeps_first(args, kwargs) and _is_contiguous(args, kwargs):
             made = self._kernel(torch.empty, args[0], args[0].shape, dtype=args[0].dtype, device="meta")
@@ -181,7 +187,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return (*results[:-1], torch.empty(kept_bytes, dtype=torch.uint8))
         return results
 
-    def _kernel(self, func: Any, like: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+    def _kernel(self, func: Any, like: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The results of a kernel run on ``meta`` tensors, moved to the target's device type."""
         with in_kernel_invocation_manager(self._fakes):
             results = func(*args, **kwargs)
@@ -198,11 +204,15 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._kernel(torch.empty_strided, a, made.size(), made.stride(), dtype=a.dtype, device="meta")
 
 
-def _keeps_first(args: Any, kwargs: dict[str, Any], has_no_values: bool = False) -> bool:
+def _keeps_first(args: Any, kwargs: dict[str, Any], has_no_values: bool = False, takes_whole: bool = False) -> bool:
     """Whether an in-place operation surely returns its first argument: all tensors are of one type and device, and of
-    its shape or broadcast to it; and none has a value that someone may ask for."""
+    its shape or broadcast to it; and none has a value that someone may ask for. Of whole numbers, where it takes them,
+    all scalars are whole too."""
     first = args[0]
-    if not isinstance(first, FakeTensor) or not first.dtype.is_floating_point:
+    if not isinstance(first, FakeTensor):
+        return False
+    is_real = first.dtype.is_floating_point
+    if not is_real and not (takes_whole and first.dtype in _WHOLE):
         return False
     for one in (*args, *kwargs.values()):
         if isinstance(one, Tensor):
@@ -212,7 +222,7 @@ def _keeps_first(args: Any, kwargs: dict[str, Any], has_no_values: bool = False)
                 return False
             if one.dtype != first.dtype or one.layout != torch.strided or not _repeats(one.shape, first.shape):
                 return False
-        elif isinstance(one, complex):
+        elif isinstance(one, complex) or (not is_real and isinstance(one, float)):
             return False
     return True
 

@@ -9,7 +9,7 @@ import copy
 import gc
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset, default_collate
 from ...errors import Caught, PlanError
 from ...internals import lost
 from ...internals.fake_tensors import FakeCopyMode, PlannedMode, planned_for
+from ...layers.saved_by import SharedSavers
 from ...measure.feed import largest, repeated
 from ...measure.profiling.allocations import Phase, Trace
 from ...measure.profiling.tracer import Sees, Shows, Tracer
@@ -67,7 +68,14 @@ class TracedStep:
 class FakeTraining:
     """Runs optimizer steps of ``apply(plan, task)`` over fake tensors: nothing is computed, whatever the batch."""
 
-    def __init__(self, plan: Plan, task: Task, largest_of: Largest = 1, target: Target = "cpu") -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        task: Task,
+        largest_of: Largest = 1,
+        target: Target = "cpu",
+        savers: SharedSavers | None = None,
+    ) -> None:
         """
         Args:
             plan: applied on the CPU; its batch does not matter.
@@ -75,6 +83,7 @@ class FakeTraining:
             largest_of: every batch repeats the largest of so many samples, so that shapes do not vary with its size.
             target: whose kernels are thought of: on CUDA, those of attention and dropout, what kernels take for
                 themselves, and the optimizer's own choice are others.
+            savers: who keeps what in the model that layers are put on; None finds out.
 
         Raises:
             Untraceable: the model or its optimizer cannot be copied.
@@ -84,7 +93,7 @@ class FakeTraining:
         self._task = replace(task, after_backward=None, after_step=None)
         self._target = target
         self._largest_of = largest_of
-        with planned_for(target):
+        with planned_for(target), savers or nullcontext():
             real = apply(plan, task if plan.settings.reads_values else self._applied_to(task))
         self._spec, self._settings = real.loader.spec, real.settings
         self._sample = largest_sample(self._spec.dataset, largest_of)

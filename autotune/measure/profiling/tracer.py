@@ -328,6 +328,8 @@ def _storages(tensor: Tensor, device_type: str) -> tuple[Any, ...]:
     if tensor.device.type != device_type:
         return ()
     try:
+        if tensor.layout is torch.strided:  # as nearly all
+            return (tensor.untyped_storage(),)
         return tuple(part.untyped_storage() for part in dense_parts(tensor))
     except (NotImplementedError, RuntimeError, ValueError):  # opaque to torch as well: oneDNN's, or not there yet
         return ()
