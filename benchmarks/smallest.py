@@ -57,10 +57,12 @@ _OFFERED = {
     "today": {
         **_OLDER,
         "optimizer_state": _STATES,
-        "offload": ("activations",),
+        "offload": ("activations", "trained"),
         "tiles": ("feed_forward",),
     },
 }
+_KINDS = {"trained": {"kind": "parameters", "trained": True}}
+"""Of those that are offered, what takes more than a kind."""
 _ALLOCATORS = {"older": ("system", "tcmalloc"), "today": ("system", "tcmalloc", "mmap")}
 _NUM_STEPS, _NUM_RUNS = 5, 3
 _MOST_OFF = 0.01
@@ -101,7 +103,7 @@ def _least(task: Task, start: _ROWS, offered: dict[str, tuple[str, ...]]) -> tup
         before = rows
         for name, kinds in offered.items():
             without = {one: row for one, row in rows.items() if one != name}
-            for changed in (without, *({**without, name: {"kind": kind}} for kind in kinds)):
+            for changed in (without, *({**without, name: _KINDS.get(kind, {"kind": kind})} for kind in kinds)):
                 found = None if changed == rows else _tensors(task, changed)
                 if found is not None and found < least:
                     rows, least = changed, found
