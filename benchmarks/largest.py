@@ -9,6 +9,7 @@ charged, with its interval: by tracing a step of AdamW over fake tensors, as ``a
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import tempfile
 from typing import Any
@@ -42,6 +43,10 @@ PLANS: dict[str, dict[str, Any]] = {
         **_LEAST,
         "optimizer_state": {"kind": "4bit"},
         "trained_weights": {"kind": "bf16"},
+    },
+    "the same, weights and state on the host": {
+        **_LEAST,
+        "offload": {"kind": "parameters", "to": "host", "trained": True},
     },
 }
 
@@ -100,10 +105,11 @@ def main() -> None:
     here = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # traces are stored there
-        rows = [_row(blocks, words) for blocks in arguments.blocks or DEPTHS for words in arguments.plan or PLANS]
+        for blocks, words in itertools.product(arguments.blocks or DEPTHS, arguments.plan or PLANS):
+            row = _row(blocks, words)
+            if arguments.keep:
+                save_rows("largest", "cpu", [row])
         os.chdir(here)
-    if arguments.keep:
-        save_rows("largest", "cpu", rows)
 
 
 if __name__ == "__main__":
