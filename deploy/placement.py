@@ -1,6 +1,6 @@
 """Asks a service which types of cards a job fits, for `admission_webhook.py` and `slurm_filter.py`. Needs Python alone.
 
-AUTOTUNE_URL and AUTOTUNE_TOKEN (role `submit`) say where the service is.
+AUTOTUNE_SERVER and AUTOTUNE_TOKEN (role `submit`) say where the service is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ask(fingerprint: str, cards: list[str], budget: str | None = None) -> list[d
     """
     body = {"fingerprint": fingerprint, "cards": cards, **({"budget": budget} if budget else {})}
     request = urllib.request.Request(
-        os.environ.get("AUTOTUNE_URL", "http://127.0.0.1:8470").rstrip("/") + "/v1/predict",
+        os.environ.get("AUTOTUNE_SERVER", "http://127.0.0.1:8470").rstrip("/") + "/v1/predict",
         json.dumps(body).encode(),
         {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ.get('AUTOTUNE_TOKEN', '')}"},
     )

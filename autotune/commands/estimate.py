@@ -165,7 +165,7 @@ def read_task(what: WhatToEstimate, executor: Executor, time_budget: TimeBudget)
     if what.cards:
         own = {} if len(what.cards) == 1 else {"name": f"{len(what.cards)} cards"}
         return facts.model_copy(update={"device": what.cards[0].device.model_copy(update=own)})
-    size = what.limit_bytes or 0
+    size = what.device_memory_bytes or what.limit_bytes or 0
     name = f"a CUDA device of {format_bytes(size)}"
     return facts.model_copy(update={"device": Device(type="cuda", name=name, memory_bytes=size, bf16=True)})
 

@@ -32,10 +32,12 @@ from .memory_model import MemoryModel, fit_memory_model
 from .memory_model_file import StoredModel, load_memory_model, packed
 from .tracing.fake_ops import Target
 from .tracing.fake_step import TracedStep, Untraceable, largest_sample
+from .tracing.real_step import ProbedModel, fit_probed_model
 from .types import Largest
 
 WITHOUT_TRACE: tuple[Effect, ...] = ("samples", "process", "loader")
 """Effects of techniques that no trace depends on."""
+_MOST_PROBED = 24
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = re.compile(rf"{re.escape(sysconfig.get_path('stdlib'))}/|/(site|dist)-packages/")
 """Folders whose source files are not the user's."""
@@ -61,6 +63,7 @@ class MemoryModelCache:
         """Where kept, what allocators keep for traces."""
         self._savers: dict[str, SharedSavers] = {}
         """By what stands before layers."""
+        self._probed: dict[tuple[str, bool], MemoryModel | ProbedModel] = {}
 
     def of(self, plan: Plan, accumulates: bool, few: int | None = None) -> MemoryModel:
         """The memory model, as :func:`fit_memory_model` makes it. Where few micro-batches are asked for, the model
@@ -100,6 +103,22 @@ class MemoryModelCache:
         if few is not None and not kept.batches:
             restored.trace_step(few)  # raises where nothing can be traced
         return restored
+
+    def probed(self, plan: Plan, accumulates: bool) -> MemoryModel | ProbedModel:
+        """The memory model by real steps, as :func:`fit_probed_model` makes it. The last few are kept, each with its
+        model.
+
+        Raises:
+            Exception: whatever the user's code raises.
+        """
+        plan = plan.model_copy(update={"settings": plan.settings.stock(*WITHOUT_TRACE)})
+        key = plan.settings.canonical(), accumulates
+        if key not in self._probed:
+            found = fit_probed_model(plan, self._task, accumulates, self._largest_of, self._target)
+            if len(self._probed) >= _MOST_PROBED:
+                del self._probed[next(iter(self._probed))]
+            self._probed[key] = found
+        return self._probed[key]
 
     def _path(self, settings: Settings, accumulates: bool) -> Path:
         combination = settings.stock(*WITHOUT_TRACE).canonical()

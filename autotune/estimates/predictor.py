@@ -18,7 +18,6 @@ from .allocators.process import process_interval, resident_bytes, workers_bytes
 from .memory_model import BATCHES
 from .memory_model_cache import MemoryModelCache
 from .tracing.fake_step import Untraceable
-from .tracing.real_step import fit_probed_model
 from .tracing.work import Work
 from .types import EstimateOptions, Fit, Interval, Room
 
@@ -146,8 +145,7 @@ class Predictor:
         try:
             return Found(self.memory_models.of(self._plan, accumulates, self._few(accumulates, micro)), "traced", None)
         except Untraceable as error:
-            arguments = (self._plan, self._task, accumulates, self._options.largest_of or 1, self._options.target)
-            return Found(fit_probed_model(*arguments), "probed", str(error))
+            return Found(self.memory_models.probed(self._plan, accumulates), "probed", str(error))
 
     def _few(self, accumulates: bool, micro: int) -> int | None:
         """This micro-batch, where so few are asked for that tracing each is quicker than tracing three for all; else

@@ -144,10 +144,11 @@ def place(model: nn.Module, device: str | None) -> tuple[Literal["cpu", "cuda"],
             "that. Give the model as it was built."
         )
     found = sorted({str(p.device) for p in model.parameters()})
-    if len(found) > 1:
+    buffers = {str(one.device) for one in model.buffers() if one.dim()}  # a single number is read anywhere
+    if found and len(every := sorted({*found, *buffers})) > 1:
         raise UserError(
-            f"fit: the model's parameters lie on {' and '.join(found)}, and a budget is of one device. Move them to "
-            "one."
+            f"fit: the model's parameters and buffers lie on {' and '.join(every)}, and a budget is of one device. "
+            "Move them to one."
         )
     if not found:
         raise TaskError("fit: the model has no parameters, so that no step trains it.")

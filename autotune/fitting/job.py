@@ -30,7 +30,6 @@ from ..randomness import undisturbed
 from ..ranks import by_itself, this_rank
 from ..task import Task
 from ..techniques import Device, Facts, Settings
-from ..techniques.checkpointing import Checkpointing
 from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 from ..units import ceil_mib, format_bytes
 from .fitted import left_out
@@ -122,10 +121,8 @@ class Job:
                 said = str(reason)
             task = probed_task(self._stand_ins, self._batch, self._loop)
             sizes = {"reference_batch": task.batch_size, "reference_micro": task.micro_batch_size}
-            blocks = tuple(one for one in options.choices if one.checkpointing != Checkpointing())
-            alone = {"combinations": options.combinations[:1], "choices": blocks, **sizes}
             with Caught(AutotuneError, MemoryError) as raised:
-                found = cheapest(task, *self._beside(options.model_copy(update=alone), is_here))
+                found = cheapest(task, *self._beside(options.model_copy(update=sizes), is_here))
                 return found.model_copy(update={"reason": said})
             error = raised.take()
             why = f"{type(error).__name__}: {error}"

@@ -241,7 +241,8 @@ def _measured(card: Card, limit_bytes: int, search: str, plan: Plan, apart: floa
 
 def _predicted(card: Card, limit_bytes: int, estimate: Estimate) -> Known:
     own, largest = estimate.reference, estimate.surely
-    more = f"; batches of {largest} fit {format_bytes(limit_bytes)}" if largest and largest > own.micro else ""
+    whole = format_bytes(card.device.memory_bytes)
+    more = f"; batches of {largest} fit the card's {whole}" if largest and largest > own.micro else ""
     return Known.of(
         card,
         limit_bytes,

@@ -202,9 +202,9 @@ def _in_words(module: nn.Module, kind: str) -> Iterator[None]:
             raise
         raise PlanError(
             f"settings.attention.kind: {kind} does not compute the attention of {type(module).__name__}: its mask, "
-            "dropout, head size, dtype or softcap is none that this kernel takes (on a CPU flash takes no dropout; on "
-            "CUDA flash and cudnn take half precision alone; flex takes no dropout, and has no backward on a CPU). Use "
-            "another kernel, or leave attention out."
+            "dropout, head size, dtype or softcap is none that this kernel takes, or there is no such kernel here (a "
+            "CPU has math and flash, which takes no dropout there; on CUDA flash and cudnn take half precision alone; "
+            "flex takes no dropout, and has no backward on a CPU). Use another kernel, or leave attention out."
         ) from error
 
 

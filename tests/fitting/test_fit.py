@@ -149,9 +149,13 @@ def test_fitting_again_for_a_larger_budget_takes_off_what_was_put_on():
     assert recomputed(model) == []
 
 
-def test_a_model_on_two_devices_is_refused():
+@pytest.mark.parametrize("part", ["parameters", "buffer"])
+def test_a_model_on_two_devices_is_refused(part):
     model = Model()
-    model.blocks[0].to("meta")
+    if part == "parameters":
+        model.blocks[0].to("meta")
+    else:
+        model.register_buffer("mask", torch.ones(WIDTH, device="meta"))
     with pytest.raises(UserError, match="lie on cpu and meta, and a budget is of one device"):
         planned(model)
 
@@ -210,7 +214,11 @@ def test_precision_changes_only_if_it_is_asked_for():
     """Autocast halves what the blocks keep."""
     budget = stock_bytes() - 300 * MIB
     assert planned(Model(), budget).settings.precision == Settings().precision
-    asked = planned(Model(), budget, techniques={"precision": [{"kind": "bf16"}]})
+
+
+@pytest.mark.parametrize("kind", [Model, Reads])
+def test_what_is_asked_for_is_looked_at_however_the_step_is(kind):
+    asked = planned(kind(), stock_bytes() - 300 * MIB, techniques={"precision": [{"kind": "bf16"}]})
     assert asked.settings.precision.kind == "bf16"
     assert asked.needs_context
 

@@ -532,6 +532,33 @@ def test_a_task_of_a_lightning_job_is_measured(local_executor):
     assert (validation.batch, validation.num_samples) == (4, 64)
 
 
+class ByAnyName(Job):
+    def training_step(self, batch, _):
+        return super().training_step(batch, _)
+
+
+class ByPlace(Job):
+    def training_step(self, *args):
+        batch, number = args
+        return super().training_step(batch, number)
+
+
+class WithoutNumber(Job):
+    def training_step(self, batch):
+        return super().training_step(batch, 0)
+
+
+@pytest.mark.parametrize("kind", [ByAnyName, ByPlace, WithoutNumber])
+def test_a_step_is_given_what_a_trainer_gives_it(kind):
+    """Lightning gives the batch's number to whatever the second argument is called."""
+    trainer = pl.Trainer(max_steps=1, accelerator="cpu", **QUIET)
+    module = kind()
+    trainer.fit(module, loader())
+    training = autotune.apply(of(), autotune.from_lightning(kind, loader))
+    training.step(next(iter(training.loader)))
+    assert len(module.losses) == len(training.model.losses) == 1
+
+
 class Several(Job):
     def configure_optimizers(self):
         return [torch.optim.SGD(self.parameters(), lr=1.0) for _ in range(2)]

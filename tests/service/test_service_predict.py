@@ -216,6 +216,7 @@ def test_an_archives_job_is_estimated_in_a_process_of_its_own_and_kept(tmp_path)
         assert first.json()["cards"][0]["fits"] is True
         assert (row["how"], row["batch"], row["fits"], row["high_bytes"]) == ("predicted", 8, False, round(33 * GIB))
         assert "at most one peak in twenty" in row["sure"]
+        assert row["sure"].endswith("; batches of 32 fit the card's 45466 MiB")
         ran = Path((tmp_path / "ran").read_text())
         assert ran.is_relative_to(tmp_path / "state" / "searches")
         assert not ran.exists()
@@ -275,7 +276,7 @@ def service(monkeypatch) -> Iterator[list[Any]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    monkeypatch.setenv("AUTOTUNE_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("AUTOTUNE_SERVER", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("AUTOTUNE_TOKEN", "atn_1")
     yield seen
     server.shutdown()
@@ -326,7 +327,7 @@ def test_the_webhook_lets_every_pod_through(service, monkeypatch):
     assert reviewed(review(None), PRODUCTS)["response"] == {"uid": "1", "allowed": True}
     refused = reviewed(review(OTHER), PRODUCTS)["response"]
     assert refused == {"uid": "1", "allowed": True, "warnings": ["autotune: a fingerprint was expected"]}
-    monkeypatch.setenv("AUTOTUNE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AUTOTUNE_SERVER", "http://127.0.0.1:9")
     assert "does not answer" in reviewed(review(), PRODUCTS)["response"]["warnings"][0]
 
 

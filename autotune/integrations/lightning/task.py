@@ -90,8 +90,7 @@ def training_loss(module: Any, batch: Any, data: Any = None) -> Any:
     with logging_to(module, nowhere):
         for name in ("on_before_batch_transfer", "on_after_batch_transfer"):
             batch = batch_hook(module, data, name)(batch, 0)
-        takes = [name for name in inspect.signature(module.training_step).parameters if name == "batch_idx"]
-        result = module.training_step(batch, **dict.fromkeys(takes, 0))
+        result = module.training_step(batch, *([0] if _takes_number(module.training_step) else []))
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if loss is None:
         raise TaskError(
@@ -99,6 +98,13 @@ def training_loss(module: Any, batch: Any, data: Any = None) -> Any:
             'a dict with "loss".'
         )
     return loss
+
+
+def _takes_number(training_step: Any) -> bool:
+    """Whether a trainer gives it the batch's number: a second argument of any name, as Lightning sees it."""
+    taken = inspect.signature(training_step).parameters.values()
+    in_order = [one for one in taken if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len(in_order) > 1 or any(one.kind is one.VAR_POSITIONAL for one in taken)
 
 
 def _built(build_module: Callable[[], Any]) -> Any:

@@ -29,7 +29,7 @@ from .configurations import Configurations
 from .priors import Priors
 from .surrogate import Indices
 
-EXHAUSTED = "every configuration has been measured, or is known not to fit"
+EXHAUSTED = "every configuration that may be faster has been measured, or is known not to fit"
 """The reason to stop where nothing is left."""
 _SETTLED = 0.05
 """Chance that anything left fits, below which there is no point in going on."""

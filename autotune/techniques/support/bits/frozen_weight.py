@@ -260,8 +260,8 @@ def _refuse_gradient(weight: Tensor, wanted: bool = True) -> Tensor:
     if wanted:
         raise PlanError(
             f"settings: a weight of {tuple(weight.shape)} is kept as codes, and its gradient is asked for now. "
-            "With frozen_weights, set requires_grad before the plan is applied, or apply a plan without them first: it "
-            "has the weights in full again."
+            "With frozen_weights, set requires_grad before the plan is applied, or apply a plan without them first: "
+            "the weights are in full again, as the codes have them."
         )
     return weight
 
