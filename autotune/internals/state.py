@@ -32,6 +32,7 @@ VARIABLES: dict[str, Held] = {
     ),
     "layers/convert.py:_ORIGINALS": Held("a converted class is taken back to its own", _PROCESS),
     "layers/intercept.py:_current": Held("nested modules share one dispatch mode a thread", "the forward's end"),
+    "layers/saved_by.py:_SHARED": Held("copies of a model share what one run showed", "the block ends"),
     "measure/evaluation.py:_listeners": Held("an evaluation by parts of a model is watched", "the evaluation's end"),
     "measure/others.py:_began_with": Held("what others take from a trial is told from what it takes", _PROCESS),
     "measure/processes.py:_earlier_peak_bytes": Held(
