@@ -123,7 +123,7 @@ def _pair_table() -> str:
 
 def _smallest_table() -> str:
     """Each job's least memory, before and now."""
-    rows = {row["model"]: row for row in load_rows("smallest", "cpu")}
+    rows = {row["model"]: row for row in load_rows("smallest", "cpu") if row.get("measured", True)}
     return _table("|job|as it stands, MiB|before|now|by|", map(_smallest_cells, rows.values()))
 
 
