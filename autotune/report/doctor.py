@@ -24,7 +24,8 @@ from ..workers.devices import installed_gpus, torch_builds, visible_gpus, why_no
 from ..workers.trial.environment import THREAD_VARIABLES
 from .tables import rows_table
 
-_PACKAGES = ("torch", "optuna", "ray", "pydantic", "nvidia-ml-py", *ONNX_PACKAGES)
+_PRUNES = "torch-pruning"
+_PACKAGES = ("torch", "optuna", "ray", "pydantic", "nvidia-ml-py", _PRUNES, *ONNX_PACKAGES)
 
 
 def examine() -> dict[str, Any]:
@@ -175,6 +176,8 @@ def _advice(has_cuda: bool) -> Iterator[str]:
             yield "A library that was unpacked anywhere is found where LD_LIBRARY_PATH names its folder."
     if missing := missing_for_onnx():
         yield f"`autotune export --to onnx` lacks {', '.join(missing)}: pip install {requirement('onnx')}."
+    if _version(_PRUNES) is None:
+        yield f"`pruning` lacks {_PRUNES}: pip install {requirement('pruning')}."
     if (why := why_no_gpu()) is not None:
         yield f"Searches measure the CPU: {why}"
     elif not has_cuda and "cuda" in torch_builds() and visible_gpus():

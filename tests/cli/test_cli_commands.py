@@ -12,6 +12,7 @@ from command_line import autotune, environment
 
 from autotune import __version__
 from autotune.plan import load_plan
+from autotune.report import doctor
 
 COMMANDS = ("search", "show", "report", "verify", "profile", "estimate", "run", "init", "doctor")
 COMMANDS += ("serve", "submit", "status", "logs", "cancel", "resume", "prioritize", "fetch")
@@ -167,3 +168,11 @@ def test_doctor_says_what_this_machine_cannot_have(tmp_path, here):
         "attention by efficient",
         "attention by cudnn",
     }
+
+
+def test_doctor_says_how_to_get_what_pruning_needs(monkeypatch):
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "torch-pruning" else "1.0")
+    said = [one for one in doctor.examine()["advice"] if "torch-pruning" in one]
+    assert len(said) == 1
+    assert said[0].startswith("`pruning` lacks torch-pruning: pip install ")
+    assert "[pruning]" in said[0]
