@@ -128,15 +128,15 @@ def _earliest(
     chosen = np.zeros(len(costs))
     chosen[list(found)] = 1.0
     used, most = rows @ chosen, costs @ chosen + costs.sum() / _TOTAL
-    for first, second in itertools.combinations(rules.one_of, 2):
-        one, other = chosen[list(first)], chosen[list(second)]
+    for first, second in itertools.combinations(map(list, rules.one_of), 2):
+        one, other = chosen[first], chosen[second]
         if len(one) != len(other) or tuple(one) >= tuple(other):
             continue
-        change = np.zeros(len(costs))
-        change[list(first)], change[list(second)] = other - one, one - other
-        then = used + rows @ change
-        if (then <= np.maximum(bounds, used) + 1 / _TOTAL).all() and costs @ (chosen + change) <= most:
-            chosen, used = chosen + change, then
+        both, change = first + second, np.concatenate([other - one, one - other])
+        then = used + rows[:, both] @ change
+        if (then <= np.maximum(bounds, used) + 1 / _TOTAL).all() and costs @ chosen + costs[both] @ change <= most:
+            chosen[both] += change
+            used = then
     return tuple(map(int, np.flatnonzero(chosen > 0.5)))
 
 
