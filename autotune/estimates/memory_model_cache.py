@@ -105,8 +105,7 @@ class MemoryModelCache:
         return restored
 
     def probed(self, plan: Plan, accumulates: bool) -> MemoryModel | ProbedModel:
-        """The memory model by real steps, as :func:`fit_probed_model` makes it. The last few are kept, each with its
-        model.
+        """The memory model by real steps, as :func:`fit_probed_model` makes it. The last few are kept.
 
         Raises:
             Exception: whatever the user's code raises.

@@ -144,7 +144,8 @@ def place(model: nn.Module, device: str | None) -> tuple[Literal["cpu", "cuda"],
             "that. Give the model as it was built."
         )
     found = sorted({str(p.device) for p in model.parameters()})
-    buffers = {str(one.device) for one in model.buffers() if one.dim()}  # a single number is read anywhere
+    has_values = found != ["meta"]  # else buffers may have them: of a rotary embedding, say
+    buffers = {str(one.device) for one in model.buffers() if has_values and one.dim()}  # a number is read anywhere
     if found and len(every := sorted({*found, *buffers})) > 1:
         raise UserError(
             f"fit: the model's parameters and buffers lie on {' and '.join(every)}, and a budget is of one device. "

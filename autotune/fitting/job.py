@@ -20,6 +20,7 @@ from ..estimates.cheapest import cheapest
 from ..estimates.memory_model import MemoryModel
 from ..estimates.memory_model_cache import WITHOUT_TRACE, MemoryModelCache
 from ..estimates.tracing.fake_step import Untraceable
+from ..estimates.tracing.real_step import ProbedModel
 from ..measure import InspectOptions
 from ..measure.dataset import DatasetFacts
 from ..measure.facts import build_facts
@@ -122,7 +123,8 @@ class Job:
             task = probed_task(self._stand_ins, self._batch, self._loop)
             sizes = {"reference_batch": task.batch_size, "reference_micro": task.micro_batch_size}
             with Caught(AutotuneError, MemoryError) as raised:
-                found = cheapest(task, *self._beside(options.model_copy(update=sizes), is_here))
+                asked, base_bytes = self._beside(options.model_copy(update=sizes), is_here)
+                found = cheapest(task, asked, base_bytes, _Probed(task, None, options.target))
                 return found.model_copy(update={"reason": said})
             error = raised.take()
             why = f"{type(error).__name__}: {error}"
@@ -231,6 +233,24 @@ class _Traced(MemoryModelCache):
             except Untraceable as error:
                 raise (PlanError if self._known else _ReadsValues)(str(error)) from None
         return self._known[key]
+
+
+class _Probed(MemoryModelCache):
+    """Takes real steps."""
+
+    def probed(self, plan: Plan, accumulates: bool) -> MemoryModel | ProbedModel:
+        """As its base has it.
+
+        Raises:
+            PlanError: the step runs as it stands, and not so.
+            Exception: whatever the user's code raises as it stands.
+        """
+        if not self._probed:
+            return super().probed(plan, accumulates)
+        with Caught(PlanError) as raised:
+            return super().probed(plan, accumulates)
+        error = raised.take()
+        raise PlanError(f"{type(error).__name__}: {error}") from error
 
 
 def _resident_bytes() -> int:

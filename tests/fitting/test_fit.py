@@ -203,6 +203,35 @@ def optimizer_of(parameters):
     return torch.optim.AdamW(parameters)
 
 
+class OfOneDtype(Reads):
+    """Raises under autocast: what is indexed and what is put there are of two types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        out = torch.zeros_like(x)
+        out[torch.arange(len(x))] = self.first(x)
+        return super().forward(out)
+
+
+def test_of_real_steps_what_raises_is_left_out_and_told():
+    fitted = planned(OfOneDtype(), techniques={"precision": [{"kind": "default"}, {"kind": "bf16"}]}, dry_run=True)
+    assert (fitted.found.how, fitted.settings) == ("probed", Settings())
+    (refused,) = fitted.found.refused
+    assert refused[0].precision.kind == "bf16"
+    assert "RuntimeError" in refused[1]
+
+
+def test_buffers_of_a_model_without_values_may_have_some():
+    """As accelerate's ``init_empty_weights`` leaves them."""
+    with torch.device("meta"):
+        model = Model()
+    model.register_buffer("mask", torch.ones(WIDTH))
+    assert planned(model, dry_run=True).settings == Settings()
+
+
 def test_a_loss_that_trains_another_model_than_its_argument_is_told_and_undone():
     model = Model()
     with pytest.raises(TaskError, match="trained this model itself"):

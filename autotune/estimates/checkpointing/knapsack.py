@@ -51,9 +51,9 @@ def cheapest(
 
     Returns:
         Numbers of the chosen, ascending; with rules, a set that costs at most 0.5 % more. Of sets whose costs differ by
-        less than some millionths of them all, it is the one of fewer and of earlier things; with rules, one whose
-        choices no two groups can change with each other to make it earlier. Rows hold within a millionth of the largest
-        number in them. None where no set fits, or none was found.
+        less than some millionths of them all, it is the one of fewer and of earlier things; with rules, of groups
+        that are alike the first have the first choices, as far as changes of two at a time come to it. Rows hold within
+        a millionth of the largest number in them. None where no set fits, or none was found.
     """
     rows, bounds = np.asarray(changes, float), np.asarray(room, float)
     scale = max(np.abs(rows).max(initial=0.0), np.abs(bounds).max(initial=0.0), 1.0)
@@ -128,13 +128,14 @@ def _earliest(
     chosen = np.zeros(len(costs))
     chosen[list(found)] = 1.0
     used, most = rows @ chosen, costs @ chosen + costs.sum() / _TOTAL
+    room = np.maximum(bounds, used) + 1 / _TOTAL
     for first, second in itertools.combinations(map(list, rules.one_of), 2):
         one, other = chosen[first], chosen[second]
         if len(one) != len(other) or tuple(one) >= tuple(other):
             continue
         both, change = first + second, np.concatenate([other - one, one - other])
         then = used + rows[:, both] @ change
-        if (then <= np.maximum(bounds, used) + 1 / _TOTAL).all() and costs @ chosen + costs[both] @ change <= most:
+        if (then <= room).all() and costs @ chosen + costs[both] @ change <= most:
             chosen[both] += change
             used = then
     return tuple(map(int, np.flatnonzero(chosen > 0.5)))

@@ -143,10 +143,8 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _ITEM and self._steps.is_running:
             dtype = args[0].dtype
             return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
-        if func is _LIFT and self._steps.is_running and type(args[0]) is Tensor:  # a number of steps, say
-            return self._kernel(
-                torch.empty_strided, args[0], args[0].size(), args[0].stride(), dtype=args[0].dtype, device="meta"
-            )
+        if func is _LIFT and self._steps.is_running and _is_number(args[0]):  # of steps, say
+            return self._kernel(torch.empty, args[0], (), dtype=args[0].dtype, device="meta")
         if func is _ATTENTION:
             if self._target == "cuda":
                 return attention_choice(*args, **kwargs).value
@@ -225,6 +223,10 @@ def _keeps_first(args: Any, kwargs: dict[str, Any], has_no_values: bool = False,
         elif isinstance(one, complex) or (not is_real and isinstance(one, float)):
             return False
     return True
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) is Tensor and not x.dim() and x.dtype.is_floating_point
 
 
 def _repeats(shape: torch.Size, to: torch.Size) -> bool:

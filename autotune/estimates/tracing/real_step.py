@@ -83,10 +83,15 @@ def fit_probed_model(
     Raises:
         Exception: whatever the user's code raises.
     """
-    probe = _Probe(plan, task, largest_of, target)
-    first, second, third = (probe.step(batch, accumulates) for batch in PROBES)
+
+    def probe() -> _Probe:
+        """With a model of its own, which nothing keeps."""
+        return _Probe(plan, task, largest_of, target)
+
+    one = probe()
+    first, second, third = (one.step(batch, accumulates) for batch in PROBES)
     if corresponds(first, second, third):
-        return MemoryModel((first, second, third), lambda batch: probe.step(batch, accumulates), PROBES)
+        return MemoryModel((first, second, third), lambda batch: probe().step(batch, accumulates), PROBES)
     on_host = third.host_bytes, third.host_kept_bytes
     return ProbedModel(PROBES, (first.trace, second.trace, third.trace), (first.work, third.work), *on_host)
 
