@@ -281,6 +281,7 @@ NAMED_ELSEWHERE = {
     ("integrations/lightning/task.py", "optimizer"): (1, "a key of what Lightning's configure_optimizers returns"),
     ("integrations/lightning/task.py", "precision"): (2, "an argument of Lightning's Trainer, and a field of Task"),
     ("integrations/trainer_task.py", "precision"): (1, "a field of Task"),
+    ("report/doctor.py", "pruning"): (1, "a group of dependencies in pyproject.toml"),
     ("searches/reuse.py", "precision"): (1, "what a task states: its measurements hold for that alone"),
     ("searches/store/record.py", "precision"): (1, "the same, as --resume tells it"),
     ("training/apply_plan.py", "optimizer"): (1, "an argument of autotune.apply"),
