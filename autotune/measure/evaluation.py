@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -27,10 +27,13 @@ from .life.batches import PATIENCE, Batches
 from .life.growth import Pile, Witness
 from .measurement import Evaluated, EvaluationOptions, Growth, MeasureOptions
 from .memory import LOOKS_S, Charge
+from .timing.alarm import alarm
 from .timing.compile_time import CompileTime
 
 _LEAVES = 0.5
 """Share of what piled up that counts as left behind."""
+_CALLS_NO_MODEL = 3 * PATIENCE
+"""Times its time after which an evaluation ends wherever it is, but within a call of the model."""
 _listeners: list[Callable[[Any], None]] = []
 """Who watches the evaluation that is under way, innermost last."""
 
@@ -225,8 +228,9 @@ class EvaluationRecord:
 
 
 class _Watch:
-    """Looks at each call of the model while it is evaluated, and ends that where it takes too long or too much. Where
-    something piles up, a DataLoader ends early, so that it is seen what is done with that at the end."""
+    """Looks at each call of the model while it is evaluated, and ends that where it takes too long or too much, also
+    where it calls no model. Where something piles up, a DataLoader ends early, so that it is seen what is done with
+    that at the end."""
 
     def __init__(
         self, options: EvaluationOptions, charge: Charge, budget: Budget | None, record: EvaluationRecord
@@ -234,6 +238,8 @@ class _Watch:
         self.pile = Batches(Pile(charge.witness(), partial(charge.phase_bytes, LOOKS_S)), charge.taken)
         self._options, self._charge, self._budget, self._record = options, charge, budget, record
         self._stop, self._high_bytes, self._is_over, self._is_told = _Stop(), 0, False, False
+        self._num_within = 0
+        """Calls of the model that are under way."""
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
@@ -245,12 +251,18 @@ class _Watch:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._is_told:
                 self._look((args, kwargs))
-            return inner(*args, **kwargs)
+            self._num_within += 1
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self._num_within -= 1
 
         vars(model)["_compiled_call_impl"] = call  # not through setattr, which would hand it on
         _listeners.append(self._hear)
         try:
-            with self.pile.watched(lambda: self._had() if world_size() == 1 else 0.0):
+            is_alone = world_size() == 1  # others may wait for this process
+            ends = alarm(_CALLS_NO_MODEL * self._options.most_s, self._end) if is_alone else nullcontext()
+            with self.pile.watched(lambda: self._had() if is_alone else 0.0), ends:
                 yield
         finally:
             _listeners.pop()
@@ -258,6 +270,10 @@ class _Watch:
                 del vars(model)["_compiled_call_impl"]
             else:
                 vars(model)["_compiled_call_impl"] = own
+
+    def _end(self) -> None:
+        if not self._num_within and self._had() > _CALLS_NO_MODEL:
+            raise _Enough
 
     def _hear(self, batch: Any) -> None:
         self._is_told = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -108,6 +110,31 @@ def test_one_that_takes_too_long_is_stopped_at_the_models_next_call():
     assert (len(calls), found.is_whole, found.batch, found.num_samples) == (1, False, None, 2)
     assert training.model.training
     assert "_compiled_call_impl" not in vars(training.model)
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_one_without_an_end_is_stopped_where_it_calls_no_model(calls):
+    def evaluate(model: nn.Module) -> float:
+        for _ in range(calls):
+            model(torch.ones(2))
+        while True:
+            pass
+
+    task = line(floats(4), batch_size=2, evaluate=evaluate)
+    (found,) = measure_evaluations(training_of(task), task, options(most_s=1e-3), ByTable())
+    assert (found.is_whole, found.num_samples) == (False, 2 * calls)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_call_of_the_model_is_not_cut():
+    def evaluate(model: nn.Module) -> None:
+        slow = model.register_forward_pre_hook(lambda *_: time.sleep(0.1))
+        model(torch.ones(2))
+        slow.remove()
+
+    task = line(floats(4), batch_size=2, evaluate=evaluate)
+    (found,) = measure_evaluations(training_of(task), task, options(most_s=1e-3), ByTable())
+    assert (found.is_whole, found.num_samples) == (True, 2)
 
 
 def test_batches_are_tried_upward_until_twice_the_last_would_not_fit():

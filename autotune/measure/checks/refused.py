@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Any
 
@@ -17,6 +16,7 @@ from ...task import Task
 from ...techniques import TECHNIQUES, Facts, Settings
 from ...training.apply_pieces import apply_to_model, on_two_samples
 from ...training.apply_plan import build_model
+from ..timing.alarm import alarm
 
 _MOST_S = 30.0
 """Seconds that all of it may take: most cuts are found in 4. What is not known by then, trials tell."""
@@ -65,20 +65,13 @@ def _why(error: BaseException, name: str) -> str:
     return f"the model raises {type(error).__name__} with it: {error}"
 
 
-@contextmanager
-def _until(ends_s: float) -> Iterator[None]:
+def _until(ends_s: float) -> AbstractContextManager[None]:
     """
     Raises:
         _Late: it goes on until then.
     """
 
-    def ring(*_: Any) -> None:
+    def ring() -> None:
         raise _Late
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(ends_s - monotonic(), 1e-3))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+    return alarm(ends_s - monotonic(), ring)
