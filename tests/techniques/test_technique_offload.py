@@ -81,13 +81,14 @@ def test_values_gradients_and_dropout_are_the_stock_models(others):
     assert all(map(torch.equal, ours, theirs))
 
 
-def test_room_in_the_file_is_used_again_and_nothing_of_it_has_a_name():
+def test_room_in_the_file_is_used_again_and_nothing_of_it_has_a_name(monkeypatch, tmp_path):
     """Of each block: its input, what the ReLU returns, and the mask of the dropout, of which a CPU makes numbers."""
-    model, before = model_of(offload=ON_DISK), set(os.listdir(tempfile.gettempdir()))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = model_of(offload=ON_DISK)
     for _ in range(3):
         gradients(model)
     assert disk_of(model)._file.end == 3 * 3 * TENSOR_BYTES
-    assert set(os.listdir(tempfile.gettempdir())) <= before
+    assert not os.listdir(tmp_path)
 
 
 def test_blocks_that_are_not_named_write_nothing():
