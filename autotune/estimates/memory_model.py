@@ -163,7 +163,7 @@ def fit_memory_model(
         largest_of: where shapes vary, every batch repeats the largest of so many samples.
         target: the device that is planned for.
         few: a micro-batch, where few are asked for: it is traced, as any other then is, in place of three for all.
-        savers: who keeps what in the model that layers are put on; None finds out.
+        savers: of the model that layers are put on, shared by its copies; None runs each.
 
     Raises:
         Untraceable: the training asks for values that such tensors do not have.

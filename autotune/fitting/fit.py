@@ -144,7 +144,7 @@ def place(model: nn.Module, device: str | None) -> tuple[Literal["cpu", "cuda"],
             "that. Give the model as it was built."
         )
     found = sorted({str(p.device) for p in model.parameters()})
-    has_values = found != ["meta"]  # else buffers may have them: of a rotary embedding, say
+    has_values = found != ["meta"]  # buffers beside meta parameters may be real
     buffers = {str(one.device) for one in model.buffers() if has_values and one.dim()}  # a number is read anywhere
     if found and len(every := sorted({*found, *buffers})) > 1:
         raise UserError(

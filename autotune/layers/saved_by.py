@@ -43,7 +43,8 @@ _KEEP_NOTHING = frozenset(
 
 
 class SharedSavers:
-    """A context in which a run of one copy of a model tells for all its copies: what was found is kept by names."""
+    """Within this context one run of a model serves all its copies: what it found is kept by the names of modules and
+    weights."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[tuple[list[str], bool], ...]] | None = None
@@ -58,7 +59,7 @@ class SharedSavers:
     def of(
         self, model: nn.Module, find: Callable[[], dict[nn.Module, tuple[Savers, Savers]]]
     ) -> dict[nn.Module, tuple[Savers, Savers]]:
-        """Those in this copy: by a function, where none was run before."""
+        """The savers in this copy of the model; the first time, ``find`` runs it."""
         if self._found is None:
             found = find()
             weights = {id(weight): name for name, weight in model.named_parameters()}

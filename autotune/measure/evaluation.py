@@ -33,7 +33,7 @@ from .timing.compile_time import CompileTime
 _LEAVES = 0.5
 """Share of what piled up that counts as left behind."""
 _CALLS_NO_MODEL = 3 * PATIENCE
-"""Times its time after which an evaluation ends wherever it is, but within a call of the model."""
+"""An evaluation that took so many times its time is ended wherever it is, except within a call of the model."""
 _listeners: list[Callable[[Any], None]] = []
 """Who watches the evaluation that is under way, innermost last."""
 

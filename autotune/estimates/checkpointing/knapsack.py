@@ -51,9 +51,9 @@ def cheapest(
 
     Returns:
         Numbers of the chosen, ascending; with rules, a set that costs at most 0.5 % more. Of sets whose costs differ by
-        less than some millionths of them all, it is the one of fewer and of earlier things; with rules, of groups
-        that are alike the first have the first choices, as far as changes of two at a time come to it. Rows hold within
-        a millionth of the largest number in them. None where no set fits, or none was found.
+        less than some millionths of them all, it is the one of fewer and of earlier things. With rules, the
+        first of groups that are alike have the first choices, as one pass of swaps between two groups leaves them. Rows
+        hold within a millionth of the largest number in them. None where no set fits, or none was found.
     """
     rows, bounds = np.asarray(changes, float), np.asarray(room, float)
     scale = max(np.abs(rows).max(initial=0.0), np.abs(bounds).max(initial=0.0), 1.0)
@@ -122,8 +122,9 @@ def _solved(
 def _earliest(
     found: tuple[int, ...], costs: np.ndarray, held: Sequence[tuple[np.ndarray, float]], rules: Rules
 ) -> tuple[int, ...]:
-    """The set, where groups have changed their choices with later ones of their size: of blocks that are alike the
-    first have the first way. At limits close to each other it is the same set then, which need not be traced anew."""
+    """The set after one pass of swaps between groups of one size, each at no more cost and within the same rows: the
+    first of blocks that are alike have the first way. So close limits mostly have the same set, and it is traced once.
+    """
     rows, bounds = map(np.array, zip(*held, strict=True))
     chosen = np.zeros(len(costs))
     chosen[list(found)] = 1.0

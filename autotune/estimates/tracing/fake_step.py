@@ -83,7 +83,7 @@ class FakeTraining:
             largest_of: every batch repeats the largest of so many samples, so that shapes do not vary with its size.
             target: whose kernels are thought of: on CUDA, those of attention and dropout, what kernels take for
                 themselves, and the optimizer's own choice are others.
-            savers: who keeps what in the model that layers are put on; None finds out.
+            savers: of the model that layers are put on, shared by its copies; None runs each.
 
         Raises:
             Untraceable: the model or its optimizer cannot be copied.

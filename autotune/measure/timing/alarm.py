@@ -14,8 +14,13 @@ _LEAST_S = 0.01
 
 @contextmanager
 def alarm(every_s: float, ring: Callable[[], None]) -> Iterator[None]:
-    """Call a function each so many seconds, wherever the block is then: what it raises leaves the block. Signals come
-    to the main thread alone; in another, nothing rings."""
+    """Call ``ring`` every so many seconds while the block runs; an exception that it raises ends the block. Signals
+    reach the main thread alone: in another thread nothing is called.
+
+    Args:
+        every_s: seconds between two calls; at least a hundredth.
+        ring: called wherever the block is.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -261,7 +261,7 @@ def _refuse_gradient(weight: Tensor, wanted: bool = True) -> Tensor:
         raise PlanError(
             f"settings: a weight of {tuple(weight.shape)} is kept as codes, and its gradient is asked for now. "
             "With frozen_weights, set requires_grad before the plan is applied, or apply a plan without them first: "
-            "the weights are in full again, as the codes have them."
+            "the weights are stored in full again, with the values that the codes stand for."
         )
     return weight
 
